@@ -1,0 +1,1 @@
+"""Measuring: the same prompt and seed through several methods, in one table."""

@@ -1,0 +1,1 @@
+"""Sources of draft tokens shared by several methods."""

@@ -1,0 +1,1 @@
+"""Model families: weight map, prompt, grammar and positions, one file each."""

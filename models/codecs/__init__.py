@@ -1,0 +1,1 @@
+"""Codecs: tokens <-> pixels, one file per tokenizer."""

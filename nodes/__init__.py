@@ -1,0 +1,1 @@
+"""The ComfyUI layer over the pipelines."""

@@ -1,0 +1,1 @@
+"""One diffusers-style pipeline per speculative method."""

@@ -1,0 +1,1 @@
+"""Training: the embedded family, rebuilt by `foredraft train demo`."""

@@ -1,0 +1,1 @@
+"""The Gradio demo, and the ComfyUI frontend extension in comfyui/."""
