@@ -1,1 +1,1 @@
-"""The engine: draft, score, verify, commit. It knows torch, and no method, model family or user interface."""
+"""The engine: drafting, verifying and bookkeeping. Knows no method, no model family and no user interface."""

@@ -1,1 +1,1 @@
-"""Model families: weight map, prompt, grammar and positions, one file each."""
+"""Model families: one file each, over one backbone."""

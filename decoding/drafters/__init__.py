@@ -1,1 +1,1 @@
-"""Sources of draft tokens shared by several methods."""
+"""Drafters: each proposes tokens and observes what became of them."""

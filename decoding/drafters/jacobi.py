@@ -1,0 +1,190 @@
+"""Speculative Jacobi decoding: the target's own last iteration is the draft.
+
+A window of W unaccepted tokens is scored in one forward; whatever follows the first rejection is refined by the new
+distributions and tried again. Exactness rests on one law: given everything left of a slot, its token was drawn from the stored q.
+
+Source: Teng et al. 2025 (SJD, tail `resample`) and its extension SJD++ (`reuse`); maximal coupling for `coupled`; the Gumbel-max
+trick for `gumbel` and for seeded decoding (Wiggers and Hoogeboom 2020, "predictive sampling").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..noise import DRAFT, DRAW, TAIL, Noise
+from ..rules import normalised, pick, point_mass
+from ..sampling import draw, inverse_cdf
+from ..sequence import Sequence
+from ..types import Draft, Scores, Verdict
+
+TAILS = ("gumbel", "coupled", "resample", "reuse")
+INITS = ("above", "left", "sample_above", "sample_left", "random")
+
+
+class JacobiDrafter:
+    """One run of Jacobi iterations over B images.
+
+    window: W >= 1 slots. tail: how unaccepted slots are redrawn. init: where new slots come from. tau: `reuse` keeps a token if
+    p_new / p_old > tau. seeded: tokens are the target's own draws from each position's noise, no q is kept. refine False replaces
+    the unaccepted slots by newly initialised ones (the paper's ablation).
+    """
+
+    draft_forwards = 0
+
+    def __init__(
+        self,
+        window: int,
+        vocabulary: int,
+        tail: str = "gumbel",
+        init: str = "above",
+        tau: float = 0.5,
+        seeded: bool = False,
+        refine: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ):
+        if window < 1:
+            raise ValueError(f"the Jacobi window must hold at least 1 token, got {window}")
+        if tail not in TAILS:
+            raise ValueError(f"unknown tail {tail!r}; choose one of {', '.join(TAILS)}")
+        if init not in INITS:
+            raise ValueError(f"unknown init {init!r}; choose one of {', '.join(INITS)}")
+        self.window, self.vocabulary, self.tail, self.init, self.tau = window, vocabulary, tail, init, tau
+        self.seeded, self.refine, self.dtype = seeded, refine, dtype
+        self.iteration = 0
+        self._canvas: Tensor | None = None
+        self._last: Tensor | None = None
+        self._q: Tensor | None = None
+        self._laws: Tensor | None = None
+
+    def propose(self, sequence: Sequence, noise: Noise) -> Draft:
+        """The window: K = W tokens after the last committed one, new slots initialised."""
+        index = sequence.ahead(self.window + 1)[:, : self.window]
+        if self._canvas is None or self._last is None:
+            room = self.window + 1 + sequence.limit
+            self._canvas = torch.zeros(len(index), room, dtype=torch.long, device=index.device)
+            self._canvas[:, : sequence.limit - 1] = sequence.tokens[:, 1:]
+            self._last = index[:, :1] - 1
+        tokens, q = self._initialise(sequence, noise, index, self._canvas, self._last)
+        valid = index < sequence.limit - 1 if sequence.high + self.window > sequence.limit else None
+        self.iteration += 1
+        return Draft(tokens, q, valid=valid)
+
+    def observe(self, sequence: Sequence, draft: Draft, scores: Scores | None, verdict: Verdict, noise: Noise) -> None:
+        """Write what was committed, and the refined tokens after it, to the canvas; keep the laws of the refined ones."""
+        if scores is None or self._canvas is None:
+            raise ValueError("Jacobi decoding scores every round")
+        window = draft.nodes
+        place = sequence.ahead(window + 1)
+        if self.init.startswith("sample"):
+            self._remember(sequence, scores)
+        if self.seeded and verdict.drawn is not None and self.refine:
+            # What was accepted is the target's own draw, so the draws are both the committed tokens and the next window.
+            self._canvas.scatter_(1, place, verdict.drawn)
+            self._last = place[:, -1:]
+            return
+        committed = sequence.steps(window + 1) < verdict.count[:, None]
+        if not self.refine:
+            self._canvas.scatter_(1, place, verdict.tokens)
+            self._last = place[:, :1] + verdict.count[:, None] - 1
+            return
+        tokens = torch.where(committed, verdict.tokens, self._redraw(draft, scores, noise))
+        self._canvas.scatter_(1, place, tokens)
+        self._last = place[:, -1:]
+        # Laws move to the front with their tokens; what lies behind them is filled when the next window is made.
+        slot = (verdict.count[:, None] + sequence.steps(window)).clamp_(max=window)
+        self._q = scores.p.gather(1, slot[..., None].expand(-1, -1, self.vocabulary))
+
+    def _redraw(self, draft: Draft, scores: Scores, noise: Noise) -> Tensor:
+        """A token for every row of the scores, of law p, as far as it was not committed: [B, W + 1]. The last had none before."""
+        p, index = scores.p, scores.index
+        if self.tail == "gumbel":
+            return draw(scores.log_p, scores.noise(noise))
+        salt = 3 * self.iteration
+        uniform = noise.uniform(index, TAIL, salt, p.dtype)
+        if self.tail == "resample":
+            return inverse_cdf(p, uniform)
+        if draft.q is None:
+            raise ValueError(f"tail {self.tail!r} needs the law of the last window")
+        window, q = draft.nodes, draft.q
+        p_x, q_x = pick(p[:, :window], draft.tokens), pick(q, draft.tokens)
+        if self.tail == "reuse":
+            keep, law = p_x > self.tau * q_x, p
+        else:
+            keep = noise.uniform(index[:, :window], TAIL, salt + 1, p.dtype) * q_x < p_x
+            law = torch.cat((normalised((p[:, :window] - q).clamp_(min=0.0), p[:, :window]), p[:, window:]), 1)
+        fresh = inverse_cdf(law, uniform)
+        return torch.cat((torch.where(keep, draft.tokens, fresh[:, :window]), fresh[:, window:]), 1)
+
+    def _initialise(
+        self, sequence: Sequence, noise: Noise, index: Tensor, canvas: Tensor, last: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B, W] of the window at `index` and, unless seeded, their laws q [B, W, V].
+
+        last [B, 1]: the last image-token index that holds a token, committed or drafted (-1 before the first); slots up to it
+        read the canvas, the others are new.
+        """
+        source = self._source(index, last, sequence)
+        missing = None
+        if self.init == "random" or sequence.low == 1:
+            missing = source < 0
+        tokens, law = canvas.gather(1, source.clamp(min=0) if missing is not None else source), None
+        new = index > last
+        if self._laws is not None:
+            law = self._law(source.clamp(min=0))
+            drawn = self._sample(law, index, noise)
+            tokens = torch.where(new, drawn, tokens)
+        if missing is not None:
+            uniform = noise.uniform(index, DRAFT, self.iteration, torch.float64)
+            random = (uniform * self.vocabulary).long().clamp_(max=self.vocabulary - 1)
+            tokens = torch.where(missing, random, tokens)
+        forced = None
+        if sequence.forced is not None:
+            forced = torch.nn.functional.pad(sequence.forced, (0, self.window + 1), value=-1)[index]
+            tokens = torch.where(forced >= 0, forced, tokens)
+        if self.seeded:
+            return tokens, None
+        born = point_mass(tokens, torch.empty(*index.shape, self.vocabulary, dtype=self.dtype, device=index.device))
+        if law is not None:
+            born = torch.where((new if forced is None else new & (forced < 0))[..., None], law, born)
+        if missing is not None:
+            spread = missing if forced is None else missing & (forced < 0)
+            born = torch.where(spread[..., None], 1.0 / self.vocabulary, born)
+        if self._q is not None and self.refine:
+            born = torch.where(new[..., None], born, self._q)
+        return tokens, born
+
+    def _source(self, index: Tensor, last: Tensor, sequence: Sequence) -> Tensor:
+        """The image-token index whose token a slot shows: its own if it has one, else the one it copies; -1 = none: [B, W]."""
+        width = sequence.grid[1]
+        if self.init == "random":
+            return torch.where(index > last, -1, index)
+        if self.init.endswith("left"):
+            return torch.minimum(index, last)
+        if self.window <= width < sequence.low:
+            return torch.where(index > last, index - width, index)
+        rows_up = torch.div(index - last + (width - 1), width, rounding_mode="floor").clamp_(min=0)
+        above = index - width * rows_up
+        return torch.where(above >= 0, above, torch.minimum(index, last))
+
+    def _sample(self, law: Tensor, index: Tensor, noise: Noise) -> Tensor:
+        """Draw a neighbour's law [B, W, V] with the slot's own noise."""
+        if self.seeded or self.tail == "gumbel":
+            return draw(law.log(), noise.log_exponential(index, self.vocabulary, DRAW, dtype=law.dtype))
+        return inverse_cdf(law, noise.uniform(index, TAIL, 3 * self.iteration + 2, law.dtype))
+
+    def _remember(self, sequence: Sequence, scores: Scores) -> None:
+        """Keep the newest law of every position the window has seen, in a ring as long as a row and a window."""
+        ring = sequence.grid[1] + self.window + 1
+        if self._laws is None:
+            shape = (len(scores.index), ring + 1, self.vocabulary)
+            self._laws = torch.zeros(shape, dtype=scores.p.dtype, device=scores.p.device)
+        inside = scores.index < sequence.limit - 1
+        place = torch.where(inside, scores.index % ring, ring)
+        self._laws.scatter_(1, place[..., None].expand_as(scores.p), scores.p)
+
+    def _law(self, index: Tensor) -> Tensor:
+        if self._laws is None:
+            raise ValueError("no law is known before the first forward")
+        ring = self._laws.shape[1] - 1
+        return self._laws.gather(1, (index % ring)[..., None].expand(-1, -1, self.vocabulary))

@@ -1,0 +1,117 @@
+"""Where the tokens of one forward go: slots, columns and the attention mask. Pure functions of integers.
+
+A forward feeds `pending` committed columns and then K draft nodes. Committed column c lives at slot `prompt + c`. Draft node k
+of a row with `length` committed columns lives at slot `prompt + length + k`; in a chain that is already its final place, in a
+tree the accepted path is copied there when it is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One forward over R cache rows and T = pending + K tokens.
+
+    columns [B, T]: the image column of each fed token (tree nodes: length - 1 + depth); flat [R * T]: index of each token's
+    slot in the cache's flattened (row, slot) plane; mask: additive float [R, 1, T, tier]; tier: how many slots are read.
+    """
+
+    columns: Tensor
+    flat: Tensor
+    mask: Tensor
+    tier: int
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """Which nodes each node may see: bool [B, K, K], true on the diagonal and at every ancestor.
+
+    parents [B, K]: index of each node's parent, -1 for a child of the last committed token; a parent stands before its child.
+    """
+    nodes = parents.shape[1]
+    own = torch.arange(nodes, device=parents.device)
+    reach = ((parents[..., None] == own) | (own[:, None] == own)).float()
+    steps = 1
+    while steps < nodes:
+        reach = (reach @ reach).clamp_(max=1.0)
+        steps *= 2
+    return reach > 0
+
+
+def fed_columns(length: Tensor, pending: int, draft_depths: Tensor) -> Tensor:
+    """Columns of the fed tokens: [B, pending + K]; pending columns before 0 are clipped (they repeat column 0).
+
+    length [B]; draft_depths [B or 1, K] counts from 1.
+    """
+    back = torch.arange(-pending, 0, device=length.device)
+    committed = (length[:, None] + back).clamp_(min=0)
+    if draft_depths.shape[1] == 0:
+        return committed
+    return torch.cat((committed, length[:, None] - 1 + draft_depths), 1)
+
+
+def fed_slots(length: Tensor, pending: int, nodes: int, prompt: int) -> Tensor:
+    """Slots of the fed tokens: [B, pending + nodes]."""
+    offsets = torch.arange(-pending, nodes, device=length.device)
+    return (length[:, None] + offsets).clamp_(min=0) + prompt
+
+
+def causal_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype) -> Tensor:
+    """Additive mask [R, 1, T, tier]: a token at slot s reads the slots from its row's first prompt token up to s.
+
+    slots [R, T]; pad [R] = number of left pads of each cache row.
+    """
+    keys = torch.arange(tier, device=slots.device)
+    hidden = (keys > slots[..., None]) | (keys < pad[:, None, None])
+    return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+class EvenLayout:
+    """Plans of the common case, all rows at the same column and a chain to score, as slices of tables made once.
+
+    pad [R]: left pads per cache row; slots: places per cache row.
+    """
+
+    def __init__(self, pad: Tensor, slots: int, dtype: torch.dtype):
+        keys = torch.arange(slots, device=pad.device)
+        self.slots = slots
+        self.index = torch.arange(len(pad) * slots, device=pad.device).view(len(pad), slots)
+        self.padding = torch.zeros(len(pad), 1, 1, slots, dtype=dtype, device=pad.device)
+        self.padding.masked_fill_((keys < pad[:, None])[:, None, None], -torch.inf)
+        self.stairs: dict[int, Tensor] = {}
+
+    def plan(self, first: int, count: int, columns: Tensor) -> Layout:
+        """`count` tokens in the slots from `first` on: the same numbers as `causal_mask`. columns [B, count]."""
+        end = first + count
+        mask = self.padding[..., :end]
+        if count > 1:
+            if count not in self.stairs:
+                keys = torch.arange(self.slots + count, device=self.index.device)
+                later = keys > (torch.arange(count, device=keys.device) + self.slots)[:, None]
+                stairs = torch.zeros(later.shape, dtype=mask.dtype, device=keys.device)
+                self.stairs[count] = stairs.masked_fill_(later, -torch.inf)
+            mask = mask + self.stairs[count][:, self.slots - first :]
+        return Layout(columns, self.index[:, first:end].reshape(-1), mask, end)
+
+
+def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: Tensor, seen: Tensor) -> Tensor:
+    """Additive mask [R, 1, T, tier] whose last K queries are the nodes of a draft tree.
+
+    first [R]: the slot of node 0, i.e. prompt + length; seen [R, K, K] from `ancestors`. Committed queries stay causal; a node
+    reads everything committed and its own ancestors.
+    """
+    nodes = seen.shape[1]
+    mask = causal_mask(slots, pad, tier, dtype)
+    keys = torch.arange(tier, device=slots.device)
+    branch = torch.zeros(seen.shape[0], nodes, tier, dtype=dtype, device=slots.device)
+    scratch = (keys >= first[:, None]) | (keys < pad[:, None])
+    branch.masked_fill_(scratch[:, None], -torch.inf)
+    own = (first[:, None] + torch.arange(nodes, device=slots.device)).clamp_(max=tier - 1)
+    visible = torch.zeros(seen.shape, dtype=dtype, device=slots.device).masked_fill_(~seen, -torch.inf)
+    branch.scatter_(2, own[:, None].expand(-1, nodes, -1), visible)
+    mask[:, 0, -nodes:] = branch
+    return mask

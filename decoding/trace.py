@@ -1,0 +1,263 @@
+"""What happened while an image was drawn: per token, per round, and in sum."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .sequence import Sequence
+from .types import ACCEPTED, FORCED, SOURCES, UNVERIFIED, Draft, Scores, Verdict
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PARTS = ("target", "draft_model", "draft", "verify", "other", "codec")
+
+
+@dataclass
+class Trace:
+    """The record of one image of H x W tokens.
+
+    round, run, source, probability: nested lists [H][W]. round: which round committed the token (from 0); run: how many tokens
+    were committed together with it; source: an index into `SOURCES`; probability: the target's p of the token (1 where forced).
+    target_forwards counts scoring forwards, not the prompt's prefill; judged: draft tokens tested, up to and including a
+    rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
+    are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
+    the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny.
+    relaxation_per_token: mean cost per verified token; only its average over images bounds the distance to the exact
+    distribution (0 for exact rules, None where it cannot be measured).
+    """
+
+    method: str
+    seed: int
+    exact: bool
+    grid: tuple[int, int]
+    batch: int
+    rounds: int
+    target_forwards: int
+    draft_forwards: int
+    drafted: int
+    judged: int
+    accepted: int
+    seconds: float
+    parts: dict[str, float]
+    min_margin: float
+    relaxation_per_token: float | None
+    complete: bool
+    round: list[list[int]] = field(repr=False)
+    run: list[list[int]] = field(repr=False)
+    source: list[list[int]] = field(repr=False)
+    probability: list[list[float]] = field(repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens."""
+        return sum(value >= 0 for row in self.round for value in row)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """TPF: tokens / target forwards (the papers' step compression)."""
+        return self.tokens / max(1, self.target_forwards)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens committed per round."""
+        return self.tokens / max(1, self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / judged; 0 where nothing was judged."""
+        return self.accepted / self.judged if self.judged else 0.0
+
+    @property
+    def engine_share(self) -> float:
+        """Share of the wall-clock spent outside the models' forwards and the codec."""
+        total = sum(self.parts.values()) - self.parts["codec"]
+        return 1.0 - (self.parts["target"] + self.parts["draft_model"]) / total if total else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, without the maps."""
+        values = asdict(self)
+        for name in ("round", "run", "source", "probability"):
+            del values[name]
+        for name in ("tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "engine_share"):
+            values[name] = getattr(self, name)
+        values["min_margin"] = None if self.min_margin == float("inf") else self.min_margin
+        return values
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Everything as JSON; `from_json` reads it back."""
+        maps = {name: getattr(self, name) for name in ("round", "run", "source", "probability")}
+        return json.dumps({**self.summary(), **maps, "sources": SOURCES}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+        known["grid"] = tuple(known["grid"])
+        known["min_margin"] = float("inf") if known["min_margin"] is None else known["min_margin"]
+        return cls(**known)
+
+    def heatmap(self, image: Image | None = None, kind: str = "run", opacity: float = 0.6, legend: bool = True) -> Image:
+        """The token map as a picture, over `image` if one is given. kind: run, round, source or probability."""
+        from .heatmap import render
+
+        return render(self, image, kind, opacity, legend)
+
+
+class Clock:
+    """Splits wall-clock into the parts of a trace; forwards are timed where they run and taken out of the lap they fall in."""
+
+    def __init__(self) -> None:
+        self.parts = dict.fromkeys(PARTS, 0.0)
+        self._at = perf_counter()
+        self._target = self._draft = 0.0
+
+    def lap(self, part: str, sequence: Sequence) -> None:
+        """Book the time since the last lap under `part`."""
+        now = perf_counter()
+        target, draft = sequence.model_seconds - self._target, sequence.draft_seconds - self._draft
+        self._target, self._draft = sequence.model_seconds, sequence.draft_seconds
+        self.parts["target"] += target
+        self.parts["draft_model"] += draft
+        self.parts[part] += now - self._at - target - draft
+        self._at = now
+
+
+@dataclass
+class _Round:
+    """What one round leaves behind, on the device it ran on."""
+
+    before: Tensor
+    added: Tensor
+    verdict: Verdict
+    log_p: Tensor | None
+    nodes: int
+    valid: Tensor | None
+
+
+class Recorder:
+    """Collects the rounds of a batch and turns them into traces at the end; keeps small tensors, never synchronises."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.rounds = 0
+        self._log: list[_Round] = []
+
+    def round(self, before: Tensor, added: Tensor, draft: Draft, scores: Scores | None, verdict: Verdict) -> None:
+        """Note one round. before [B]: lengths before the commit; added [B]: tokens committed."""
+        log_p, width = None, verdict.tokens.shape[1]
+        if scores is not None and verdict.path is None:
+            log_p = scores.log_p[:, :width].gather(2, verdict.tokens[..., None])[..., 0]
+        elif scores is not None and verdict.path is not None:
+            rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp_(min=0)
+            rows = rows.scatter(1, verdict.accepted[:, None], verdict.stop[:, None])
+            log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
+        self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))
+        self.rounds += 1
+
+    def traces(
+        self,
+        sequence: Sequence,
+        seeds: Tensor,
+        method: str,
+        exact: bool,
+        draft_forwards: int = 0,
+        measurable: bool = True,
+    ) -> list[Trace]:
+        """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None."""
+        rows, count = sequence.tokens.shape[0], sequence.limit - 1
+        maps, margins, totals, cost = self._totals(rows, count)
+        height, width = sequence.grid
+        seconds = sum(self.clock.parts.values())
+        traces = []
+        for row in range(rows):
+            rounds, forwards, drafted, judged, accepted = totals[:, row].tolist()
+            grid = {name: plane[row, :count].view(height, width) for name, plane in maps.items()}
+            margin = margins[row, :count]
+            traces.append(
+                Trace(
+                    method=method,
+                    seed=int(seeds[row]),
+                    exact=exact,
+                    grid=(height, width),
+                    batch=rows,
+                    rounds=rounds,
+                    target_forwards=forwards,
+                    draft_forwards=draft_forwards,
+                    drafted=drafted,
+                    judged=judged,
+                    accepted=accepted,
+                    seconds=seconds,
+                    parts=dict(self.clock.parts),
+                    min_margin=float(margin.min()) if count else float("inf"),
+                    relaxation_per_token=float(cost[row]) / max(1, judged) if measurable else None,
+                    complete=bool((grid["round"] >= 0).all()),
+                    round=grid["round"].long().tolist(),
+                    run=grid["run"].long().tolist(),
+                    source=grid["source"].long().tolist(),
+                    probability=grid["p"].tolist(),
+                )
+            )
+        return traces
+
+    def _totals(self, rows: int, count: int) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+        """Maps [B, N + 1] (the last column takes what is not there), margins [B, N + 1], counts [5, B], cost [B]; on the CPU."""
+        maps = {name: torch.full((rows, count + 1), -1.0, dtype=torch.float64) for name in ("round", "run", "source", "p")}
+        margins = torch.full((rows, count + 1), torch.inf, dtype=torch.float64)
+        if not self._log:
+            return maps, margins, torch.zeros(5, rows, dtype=torch.long), torch.zeros(rows)
+        log, verdicts = self._log, [entry.verdict for entry in self._log]
+        before, added = (
+            torch.stack([entry.before for entry in log]).cpu(),
+            torch.stack([entry.added for entry in log]).cpu(),
+        )
+        last, accepted, length, judged = (
+            torch.stack([getattr(verdict, name) for verdict in verdicts]).cpu()
+            for name in ("source", "accepted", "count", "judged")
+        )
+        one = torch.ones_like(added[0])
+        scored = torch.stack([one if verdict.scored is None else verdict.scored.long().to(one.device) for verdict in verdicts])
+        drafted = torch.stack([one * e.nodes if e.valid is None else e.valid.sum(1).to(one.device) for e in log])
+        active = added > 0
+        totals = (torch.stack((active.long(), scored.cpu(), drafted.cpu(), judged, accepted)) * active).sum(1)
+        cost = torch.zeros(rows, dtype=torch.float64)
+        for number, verdict in enumerate(verdicts):
+            if verdict.cost is not None:
+                cost += verdict.cost.cpu() * active[number]
+        # [rounds, B, width]: every token committed in a round, side by side.
+        width = int(added.max())
+        step = torch.arange(width)
+        place = torch.where(step < added[..., None], before[..., None] - 1 + step, count)
+        kind = torch.where(step < accepted[..., None], ACCEPTED, last[..., None])
+        kind = torch.where(last[..., None] == UNVERIFIED, UNVERIFIED, kind)
+        forced = step >= length[..., None]
+        unknown = torch.full((rows, 0), torch.nan)
+        chance = torch.stack([_fit(unknown if e.log_p is None else e.log_p.cpu(), width, torch.nan) for e in log]).double().exp()
+        open_gap = torch.full((rows, 0), torch.inf)
+        gaps = [open_gap if verdict.margin is None else verdict.margin.cpu() for verdict in verdicts]
+        gap = torch.stack([_fit(each, width, torch.inf) for each in gaps]).double()
+        planes = {
+            "round": torch.arange(len(log))[:, None, None].expand_as(place),
+            "run": added[..., None].expand_as(place),
+            "source": torch.where(forced, FORCED, kind),
+            "p": torch.where(forced, 1.0, chance),
+        }
+        place = place.transpose(0, 1).flatten(1)
+        for name, plane in planes.items():
+            maps[name].scatter_(1, place, plane.transpose(0, 1).flatten(1).double())
+        margins.scatter_(1, place, torch.where(forced, torch.inf, gap).transpose(0, 1).flatten(1))
+        return maps, margins, totals, cost
+
+
+def _fit(values: Tensor, width: int, fill: float) -> Tensor:
+    """values [B, M] cut or padded to [B, width]."""
+    if values.shape[1] == width:
+        return values
+    return torch.nn.functional.pad(values, (0, max(0, width - values.shape[1])), value=fill)[:, :width]

@@ -1,0 +1,250 @@
+"""Verifiers flip the coins, once for every rule.
+
+`Match` draws the target's own token at every node and follows the child that equals it (seeded decoding). `Prefix` tests a chain
+from left to right. `Walk` tests the children of a tree's current node in order, replacing p by its residual after each rejection.
+
+Source: Leviathan et al. 2023 (chain); Miao et al. 2024 and Chen et al. 2024 (trees, siblings without replacement); Wiggers and
+Hoogeboom 2020 (the shared noise of `Match`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .noise import COIN, DRAW, RECOVER, Noise
+from .sampling import draw_with_margin, inverse_cdf
+from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict
+
+
+class _Costly(Protocol):
+    def cost(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor: ...
+
+
+def draw_stop(law: Tensor, scores: Scores, index: Tensor, noise: Noise) -> Tensor:
+    """The recovered or bonus token of each row, from its own stream (never the draft's): law [B, V], index [B] -> [B]."""
+    return inverse_cdf(law.double(), scores.uniform(noise, index[:, None], RECOVER, dtype=torch.float64)[:, 0])
+
+
+def _valid(draft: Draft) -> Tensor:
+    return torch.ones_like(draft.tokens, dtype=torch.bool) if draft.valid is None else draft.valid
+
+
+def _finish(tokens: Tensor, last: Tensor, accepted: Tensor) -> Tensor:
+    """Accepted tokens [B, D] followed by the last one: [B, D + 1]."""
+    wide = torch.cat((tokens, last[:, None]), 1)
+    return wide.scatter(1, accepted[:, None], last[:, None])
+
+
+class Match:
+    """Seeded verification: keep a draft iff it equals the target's own draw from the position's noise.
+
+    The output is plain autoregressive decoding's, token for token. `stream` and `salt` choose the noise; with a stream no drafter
+    looks at, this is an exact verifier for any deterministic draft.
+    """
+
+    exact = True
+
+    def __init__(self, stream: int = DRAW, salt: int = 0):
+        self.stream, self.salt = stream, salt
+
+    def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        """See `Verifier`."""
+        log_p = scores.log_p
+        rows, nodes = draft.tokens.shape
+        if (self.stream, self.salt) == (DRAW, 0):
+            log_e = scores.noise(noise)
+        else:
+            log_e = noise.log_exponential(scores.index, log_p.shape[-1], self.stream, self.salt, log_p.dtype)
+        drawn, gap = draw_with_margin(log_p, log_e)
+        if nodes == 0:
+            one = torch.ones_like(drawn[:, 0])
+            zero = torch.zeros_like(one)
+            return Verdict(drawn, one, None, zero, zero, zero, one * DRAWN, drawn=drawn, margin=gap)
+        if draft.tree is None:
+            agree = drawn[:, :nodes] == draft.tokens
+            if draft.trust is not None:
+                agree |= draft.trust
+            if draft.valid is not None:
+                agree &= draft.valid
+            accepted = agree.cumprod(1).sum(1)
+            stop, path = accepted, None
+            limit = nodes if draft.valid is None else draft.valid.sum(1)
+            judged = torch.clamp(accepted + 1, max=limit)
+            # Accepted tokens are the target's own draws, so the draws are what is committed (trusted ones excepted).
+            tokens = drawn
+            if draft.trust is not None:
+                tokens = _finish(draft.tokens, drawn.gather(1, stop[:, None])[:, 0], accepted)
+            rejected, margin = accepted < limit, gap
+        else:
+            tree = draft.tree
+            parent = (tree.parents + 1).expand(rows, -1)
+            agree = (drawn.gather(1, parent) == draft.tokens) & _valid(draft)
+            if draft.trust is not None:
+                agree |= draft.trust & _valid(draft)
+            reached = ~((~agree)[:, None] & tree.seen).any(-1)
+            depth = torch.where(reached, tree.depth.expand(rows, -1), 0)
+            accepted = depth.max(1).values
+            path = _path(reached, depth, tree.levels)
+            end = depth.argmax(1)
+            stop = torch.where(accepted > 0, end + 1, 0)
+            children = tree.children.expand(rows, -1, -1)[torch.arange(rows, device=stop.device), stop]
+            tested = (children >= 0) & _valid(draft).gather(1, children.clamp(min=0))
+            judged, rejected = accepted + tested.any(1), tested.any(1)
+            last = drawn.gather(1, stop[:, None])[:, 0]
+            tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
+            margin = gap.gather(1, torch.nn.functional.pad(path.clamp(min=-1) + 1, (1, 0)))
+        if draft.trust is not None:
+            judged = judged - _trusted(draft, path, accepted)
+        source = BONUS - rejected.long()
+        return Verdict(tokens, accepted + 1, path, accepted, judged, stop, source, drawn=drawn, margin=margin)
+
+
+def _path(reached: Tensor, depth: Tensor, levels: int) -> Tensor:
+    """The reached nodes in order of depth: [B, levels], -1 beyond."""
+    rows, nodes = reached.shape
+    path = torch.full((rows, levels + 1), -1, dtype=torch.long, device=reached.device)
+    place = torch.where(reached, depth - 1, levels)
+    path.scatter_(1, place, torch.arange(nodes, device=reached.device).expand(rows, nodes))
+    return path[:, :levels]
+
+
+def _trusted(draft: Draft, path: Tensor | None, accepted: Tensor) -> Tensor:
+    """How many of the accepted nodes were kept without a test: [B]."""
+    if draft.trust is None:
+        return torch.zeros_like(accepted)
+    if path is None:
+        inside = torch.arange(draft.nodes, device=accepted.device) < accepted[:, None]
+        return (draft.trust & inside).sum(1)
+    return (draft.trust.gather(1, path.clamp(min=0)) & (path >= 0)).sum(1)
+
+
+class Prefix:
+    """Test a chain from left to right; the first rejection ends it and is replaced by a draw from the rule's residual."""
+
+    def __init__(self, rule: Rule):
+        self.rule, self.exact = rule, rule.exact
+
+    def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        """See `Verifier`."""
+        if draft.tree is not None:
+            raise ValueError("Prefix tests chains; use Walk for a draft tree")
+        rows, nodes = draft.tokens.shape
+        p, batch = scores.p, torch.arange(rows, device=draft.tokens.device)
+        depth = torch.arange(1, nodes + 1, device=p.device)
+        accepted = judged = torch.zeros(rows, dtype=torch.long, device=p.device)
+        law, rejected, cost = p[:, 0], torch.zeros(rows, dtype=torch.bool, device=p.device), None
+        if nodes:
+            keep = self.rule.accept(p[:, :nodes], draft.q, draft.tokens, depth)
+            kept = scores.uniform(noise, scores.index[:, :nodes], COIN, dtype=keep.dtype) < keep
+            if draft.trust is not None:
+                kept |= draft.trust
+            if draft.valid is not None:
+                kept &= draft.valid
+            accepted = kept.cumprod(1).sum(1)
+            limit = torch.full_like(accepted, nodes) if draft.valid is None else draft.valid.sum(1)
+            rejected = accepted < limit
+            judged = torch.minimum(accepted + 1, limit) - _trusted(draft, None, accepted)
+            at = accepted.clamp(max=nodes - 1)
+            p_stop, x_stop = p[batch, accepted], draft.tokens[batch, at]
+            q_stop = None if draft.q is None else draft.q[batch, at]
+            residual = self.rule.residual(p_stop, q_stop, x_stop, at + 1)
+            law = torch.where(rejected[:, None], residual, p_stop)
+            cost = self._cost(draft, p, accepted, limit)
+        last = draw_stop(law, scores, scores.index.gather(1, accepted[:, None])[:, 0], noise)
+        source = BONUS - rejected.long()
+        tokens = _finish(draft.tokens, last, accepted)
+        return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost)
+
+    def _cost(self, draft: Draft, p: Tensor, accepted: Tensor, limit: Tensor) -> Tensor | None:
+        """Sum of the rule's cost over the tokens that were tested: [B]; None for an exact rule."""
+        if self.rule.exact:
+            return None
+        nodes = draft.nodes
+        rule: _Costly = self.rule  # type: ignore[assignment]
+        cost = rule.cost(p[:, :nodes], draft.q, draft.tokens)
+        tested = torch.arange(nodes, device=p.device) < torch.minimum(accepted + 1, limit)[:, None]
+        if draft.trust is not None:
+            tested &= ~draft.trust
+        return (cost * tested).sum(1)
+
+
+class Walk:
+    """Descend a tree: test the current node's children in order, each against what the earlier siblings have left of p."""
+
+    def __init__(self, rule: Rule):
+        self.rule, self.exact = rule, rule.exact
+
+    def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
+        """See `Verifier`."""
+        if draft.tree is None:
+            return Prefix(self.rule)(draft, scores, noise)
+        tree, rows = draft.tree, len(draft.tokens)
+        batch = torch.arange(rows, device=draft.tokens.device)
+        valid, children = _valid(draft), tree.children.expand(rows, -1, -1)
+        at = torch.zeros(rows, dtype=torch.long, device=batch.device)
+        law = scores.p[:, 0]
+        path = torch.full((rows, tree.levels), -1, dtype=torch.long, device=batch.device)
+        accepted, judged = torch.zeros_like(at), torch.zeros_like(at)
+        rejected = torch.zeros_like(at, dtype=torch.bool)
+        relaxed = None if self.rule.exact else torch.zeros(rows, dtype=law.dtype, device=batch.device)
+        for depth in range(1, tree.levels + 1):
+            descended = torch.zeros_like(rejected)
+            failed = torch.zeros_like(rejected)
+            options = children[batch, at]
+            for sibling in range(options.shape[1]):
+                node = options[:, sibling]
+                safe = node.clamp(min=0)
+                live = (accepted == depth - 1) & (node >= 0) & valid[batch, safe] & ~descended
+                x, q = draft.tokens[batch, safe], None if draft.q is None else draft.q[batch, safe]
+                keep = self.rule.accept(law, q, x, depth)
+                coin = scores.uniform(noise, scores.index[batch, at][:, None], COIN, sibling, keep.dtype)[:, 0]
+                trusted = torch.zeros_like(live) if draft.trust is None else draft.trust[batch, safe]
+                taken = live & ((coin < keep) | trusted)
+                judged += live & ~trusted
+                if relaxed is not None:
+                    rule: _Costly = self.rule  # type: ignore[assignment]
+                    relaxed = relaxed + rule.cost(law, q, x) * (live & ~trusted)
+                missed = live & ~taken
+                law = torch.where(missed[:, None], self.rule.residual(law, q, x, depth), law)
+                path[:, depth - 1] = torch.where(taken, node, path[:, depth - 1])
+                descended |= taken
+                failed |= missed
+            accepted = accepted + descended
+            rejected = torch.where(descended, False, rejected | failed)
+            at = torch.where(descended, path[:, depth - 1] + 1, at)
+            law = torch.where(descended[:, None], scores.p[batch, at], law)
+        last = draw_stop(law, scores, scores.index[batch, at], noise)
+        tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
+        source = BONUS - rejected.long()
+        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed)
+
+
+def unverified(draft: Draft) -> Verdict:
+    """Commit every valid node, in order and without the target (a skipped verification)."""
+    valid = _valid(draft)
+    count = valid.sum(1)
+    zero = torch.zeros_like(count)
+    source = torch.full_like(count, UNVERIFIED)
+    return Verdict(draft.tokens, count, None, zero, zero, zero, source, scored=torch.zeros_like(valid[:, :0].any(1)))
+
+
+def merge(checked: Tensor, verdict: Verdict, draft: Draft) -> Verdict:
+    """The verdict where checked [B], an unverified commit elsewhere."""
+    skipped = unverified(draft)
+    width = verdict.tokens.shape[1]
+    tokens = torch.nn.functional.pad(skipped.tokens, (0, max(0, width - draft.nodes)))[:, :width]
+    if draft.nodes > width:
+        raise ValueError("an unverified commit must be a chain no longer than the tree is deep")
+    return replace(
+        verdict,
+        tokens=torch.where(checked[:, None], verdict.tokens, tokens),
+        count=torch.where(checked, verdict.count, skipped.count),
+        accepted=torch.where(checked, verdict.accepted, 0),
+        judged=torch.where(checked, verdict.judged, 0),
+        source=torch.where(checked, verdict.source, UNVERIFIED),
+        scored=checked,
+    )
