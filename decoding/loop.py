@@ -47,5 +47,7 @@ def decode(
         recorder.round(before, added, draft, scores, verdict)
         if on_round is not None and on_round(sequence, recorder):
             break
+    if not sequence.done:
+        sequence.clear_ahead()
     clock.lap("other", sequence)
     return sequence.tokens[:, 1:]

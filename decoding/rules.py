@@ -87,8 +87,11 @@ class Clustered:
         codes, member = self.clusters(p)
         pooled_p = (p.gather(-1, codes.flatten(-2)).view(codes.shape) * member).sum(-1)
         pooled_q = (law.gather(-1, codes.flatten(-2)).view(codes.shape) * member).sum(-1)
-        ratio = torch.where(pooled_q > 0, pooled_p / pooled_q.clamp(min=torch.finfo(p.dtype).tiny), 0.0).clamp_(max=1.0)
-        return ratio, torch.minimum(law, law * ratio)
+        possible = (pooled_q > 0) & (p > 0)
+        ratio = torch.where(possible, pooled_p / pooled_q, 0.0).clamp_(max=1.0)
+        # q f as min(q, pooled p times q's share of its cluster): exactly min(q, p) where a cluster holds one code.
+        share = torch.where(possible, law / pooled_q, 0.0)
+        return ratio, torch.where(possible, torch.minimum(law, pooled_p * share), 0.0)
 
     def accept(self, p: Tensor, q: Tensor | None, x: Tensor, depth: Tensor | int = 0) -> Tensor:
         """f [...]; zero where p(x) = 0 or q(x) = 0."""

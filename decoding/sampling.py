@@ -107,4 +107,4 @@ def inverse_cdf(probability: Tensor, uniform: Tensor) -> Tensor:
     total = mass[..., -1:]
     # Below the total in every rounding, so that a code of weight 0 at the end is out of reach too.
     level = torch.minimum(uniform[..., None].to(mass.dtype) * total, total * (1.0 - 2.0**-22))
-    return torch.searchsorted(mass, level, right=True)[..., 0]
+    return torch.searchsorted(mass, level, right=True)[..., 0].clamp_(max=probability.shape[-1] - 1)

@@ -102,6 +102,16 @@ class Sequence:
         else:
             self.low, self.high = torch.stack(torch.aminmax(self.length)).tolist()
 
+    def adopt(self, tokens: Tensor, length: Tensor, cached: Tensor) -> None:
+        """Take over another sequence's tokens [B, N + 1] and lengths [B]; the first cached [B] of them are known here already."""
+        self.tokens, self.length, self.cached, self._uneven = tokens, length, cached, True
+        self.refresh()
+
+    def clear_ahead(self) -> None:
+        """Zero the columns that are not committed."""
+        column = torch.arange(self.limit, device=self.tokens.device)
+        self.tokens = torch.where(column < self.length[:, None], self.tokens, 0)
+
     def ahead(self, count: int) -> Tensor:
         """Image-token indices of the next tokens: [B, count], the first being `length - 1`."""
         if self._ahead is None or self._ahead[0] is not self.length or self._ahead[1].shape[1] < count:

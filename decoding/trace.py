@@ -24,7 +24,8 @@ class Trace:
     """The record of one image of H x W tokens.
 
     round, run, source, probability: nested lists [H][W]. round: which round committed the token (from 0); run: how many tokens
-    were committed together with it; source: an index into `SOURCES`; probability: the target's p of the token (1 where forced).
+    were committed together with it; source: an index into `SOURCES`; probability: the target's p of the token (1 where forced,
+    None where it was committed unverified).
     target_forwards counts scoring forwards, not the prompt's prefill; judged: draft tokens tested, up to and including a
     rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
     are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
@@ -52,7 +53,7 @@ class Trace:
     round: list[list[int]] = field(repr=False)
     run: list[list[int]] = field(repr=False)
     source: list[list[int]] = field(repr=False)
-    probability: list[list[float]] = field(repr=False)
+    probability: list[list[float | None]] = field(repr=False)
 
     @property
     def tokens(self) -> int:
@@ -174,6 +175,13 @@ class Recorder:
         """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None."""
         rows, count = sequence.tokens.shape[0], sequence.limit - 1
         maps, margins, totals, cost = self._totals(rows, count)
+        if sequence.forced is not None:
+            # Forced tokens before the first round were committed by nobody.
+            column = torch.arange(count)
+            leading = (maps["round"][:, :count] < 0) & (column < sequence.length.cpu()[:, None] - 1)
+            run = leading.sum(1, keepdim=True).double().expand_as(leading)
+            for name, value in (("round", run * 0), ("run", run), ("source", run * 0 + FORCED), ("p", run * 0 + 1)):
+                maps[name][:, :count] = torch.where(leading, value, maps[name][:, :count])
         height, width = sequence.grid
         seconds = sum(self.clock.parts.values())
         traces = []
@@ -202,7 +210,7 @@ class Recorder:
                     round=grid["round"].long().tolist(),
                     run=grid["run"].long().tolist(),
                     source=grid["source"].long().tolist(),
-                    probability=grid["p"].tolist(),
+                    probability=[[None if value != value else value for value in line] for line in grid["p"].tolist()],
                 )
             )
         return traces
@@ -222,11 +230,12 @@ class Recorder:
             torch.stack([getattr(verdict, name) for verdict in verdicts]).cpu()
             for name in ("source", "accepted", "count", "judged")
         )
+        tested = accepted - torch.stack([v.accepted * 0 if v.trusted is None else v.trusted for v in verdicts]).cpu()
         one = torch.ones_like(added[0])
         scored = torch.stack([one if verdict.scored is None else verdict.scored.long().to(one.device) for verdict in verdicts])
         drafted = torch.stack([one * e.nodes if e.valid is None else e.valid.sum(1).to(one.device) for e in log])
         active = added > 0
-        totals = (torch.stack((active.long(), scored.cpu(), drafted.cpu(), judged, accepted)) * active).sum(1)
+        totals = (torch.stack((active.long(), scored.cpu(), drafted.cpu(), judged, tested)) * active).sum(1)
         cost = torch.zeros(rows, dtype=torch.float64)
         for number, verdict in enumerate(verdicts):
             if verdict.cost is not None:

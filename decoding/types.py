@@ -92,7 +92,8 @@ class Verdict:
     the first rejection; siblings count); stop [B]: the row of Scores the last token was drawn from; source [B]: of the last token
     (RECOVERED or BONUS); drawn [B, K + 1]: the target's own draw at every row (`Match` only); margin [B, M]: gap between the two
     best noisy scores of each committed token (`Match` only); cost [B]: what a relaxed rule's tests add to the total-variation
-    bound; scored [B]: False where the row was committed without a forward (None: every row was scored).
+    bound; scored [B]: False where the row was committed without a forward (None: every row was scored); trusted [B]: how many of
+    the accepted nodes were kept without a test (None: none).
     """
 
     tokens: Tensor
@@ -106,6 +107,7 @@ class Verdict:
     margin: Tensor | None = None
     cost: Tensor | None = None
     scored: Tensor | None = None
+    trusted: Tensor | None = None
 
 
 class Rule(Protocol):

@@ -97,10 +97,11 @@ class Match:
             last = drawn.gather(1, stop[:, None])[:, 0]
             tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
             margin = gap.gather(1, torch.nn.functional.pad(path.clamp(min=-1) + 1, (1, 0)))
-        if draft.trust is not None:
-            judged = judged - _trusted(draft, path, accepted)
+        trusted = _trusted(draft, path, accepted)
+        if trusted is not None:
+            judged = judged - trusted
         source = BONUS - rejected.long()
-        return Verdict(tokens, accepted + 1, path, accepted, judged, stop, source, drawn=drawn, margin=margin)
+        return Verdict(tokens, accepted + 1, path, accepted, judged, stop, source, drawn, margin, trusted=trusted)
 
 
 def _path(reached: Tensor, depth: Tensor, levels: int) -> Tensor:
@@ -112,10 +113,10 @@ def _path(reached: Tensor, depth: Tensor, levels: int) -> Tensor:
     return path[:, :levels]
 
 
-def _trusted(draft: Draft, path: Tensor | None, accepted: Tensor) -> Tensor:
-    """How many of the accepted nodes were kept without a test: [B]."""
+def _trusted(draft: Draft, path: Tensor | None, accepted: Tensor) -> Tensor | None:
+    """How many of the accepted nodes were kept without a test: [B], or None if every node is tested."""
     if draft.trust is None:
-        return torch.zeros_like(accepted)
+        return None
     if path is None:
         inside = torch.arange(draft.nodes, device=accepted.device) < accepted[:, None]
         return (draft.trust & inside).sum(1)
@@ -136,7 +137,8 @@ class Prefix:
         p, batch = scores.p, torch.arange(rows, device=draft.tokens.device)
         depth = torch.arange(1, nodes + 1, device=p.device)
         accepted = judged = torch.zeros(rows, dtype=torch.long, device=p.device)
-        law, rejected, cost = p[:, 0], torch.zeros(rows, dtype=torch.bool, device=p.device), None
+        law, rejected = p[:, 0], torch.zeros(rows, dtype=torch.bool, device=p.device)
+        cost = trusted = None
         if nodes:
             keep = self.rule.accept(p[:, :nodes], draft.q, draft.tokens, depth)
             kept = scores.uniform(noise, scores.index[:, :nodes], COIN, dtype=keep.dtype) < keep
@@ -147,7 +149,10 @@ class Prefix:
             accepted = kept.cumprod(1).sum(1)
             limit = torch.full_like(accepted, nodes) if draft.valid is None else draft.valid.sum(1)
             rejected = accepted < limit
-            judged = torch.minimum(accepted + 1, limit) - _trusted(draft, None, accepted)
+            judged = torch.minimum(accepted + 1, limit)
+            trusted = _trusted(draft, None, accepted)
+            if trusted is not None:
+                judged = judged - trusted
             at = accepted.clamp(max=nodes - 1)
             p_stop, x_stop = p[batch, accepted], draft.tokens[batch, at]
             q_stop = None if draft.q is None else draft.q[batch, at]
@@ -155,9 +160,9 @@ class Prefix:
             law = torch.where(rejected[:, None], residual, p_stop)
             cost = self._cost(draft, p, accepted, limit)
         last = draw_stop(law, scores, scores.index.gather(1, accepted[:, None])[:, 0], noise)
-        source = BONUS - rejected.long()
+        source = BONUS - rejected.long() if nodes else torch.full_like(accepted, DRAWN)
         tokens = _finish(draft.tokens, last, accepted)
-        return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost)
+        return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost, trusted=trusted)
 
     def _cost(self, draft: Draft, p: Tensor, accepted: Tensor, limit: Tensor) -> Tensor | None:
         """Sum of the rule's cost over the tokens that were tested: [B]; None for an exact rule."""
@@ -220,7 +225,8 @@ class Walk:
         last = draw_stop(law, scores, scores.index[batch, at], noise)
         tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
         source = BONUS - rejected.long()
-        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed)
+        trusted = _trusted(draft, path, accepted)
+        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed, trusted=trusted)
 
 
 def unverified(draft: Draft) -> Verdict:
@@ -233,16 +239,15 @@ def unverified(draft: Draft) -> Verdict:
 
 
 def merge(checked: Tensor, verdict: Verdict, draft: Draft) -> Verdict:
-    """The verdict where checked [B], an unverified commit elsewhere."""
+    """The verdict where checked [B], an unverified commit elsewhere. An unverified row's valid nodes are its first ones, and no
+    more of them than the tree is deep."""
     skipped = unverified(draft)
     width = verdict.tokens.shape[1]
     tokens = torch.nn.functional.pad(skipped.tokens, (0, max(0, width - draft.nodes)))[:, :width]
-    if draft.nodes > width:
-        raise ValueError("an unverified commit must be a chain no longer than the tree is deep")
     return replace(
         verdict,
         tokens=torch.where(checked[:, None], verdict.tokens, tokens),
-        count=torch.where(checked, verdict.count, skipped.count),
+        count=torch.where(checked, verdict.count, skipped.count.clamp(max=width)),
         accepted=torch.where(checked, verdict.accepted, 0),
         judged=torch.where(checked, verdict.judged, 0),
         source=torch.where(checked, verdict.source, UNVERIFIED),

@@ -55,6 +55,7 @@ class JacobiDrafter:
         self._canvas: Tensor | None = None
         self._last: Tensor | None = None
         self._q: Tensor | None = None
+        self._first: Tensor | None = None
         self._laws: Tensor | None = None
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
@@ -94,6 +95,7 @@ class JacobiDrafter:
         # Laws move to the front with their tokens; what lies behind them is filled when the next window is made.
         slot = (verdict.count[:, None] + sequence.steps(window)).clamp_(max=window)
         self._q = scores.p.gather(1, slot[..., None].expand(-1, -1, self.vocabulary))
+        self._first = place[:, :1] + verdict.count[:, None]
 
     def _redraw(self, draft: Draft, scores: Scores, noise: Noise) -> Tensor:
         """A token for every row of the scores, of law p, as far as it was not committed: [B, W + 1]. The last had none before."""
@@ -130,29 +132,44 @@ class JacobiDrafter:
             missing = source < 0
         tokens, law = canvas.gather(1, source.clamp(min=0) if missing is not None else source), None
         new = index > last
+        forced = self._forced(sequence, index)
+        free = new if forced is None else new & (forced < 0)
         if self._laws is not None:
-            law = self._law(source.clamp(min=0))
-            drawn = self._sample(law, index, noise)
-            tokens = torch.where(new, drawn, tokens)
+            law, drawable = self._law(source.clamp(min=0)), free
+            copied = self._forced(sequence, source.clamp(min=0))
+            if copied is not None:
+                drawable = free & (copied < 0)  # a forced column has no law: its token is repeated
+            law = torch.where(drawable[..., None], law, point_mass(tokens, law))
+            tokens = torch.where(drawable, self._sample(law, index, noise), tokens)
         if missing is not None:
             uniform = noise.uniform(index, DRAFT, self.iteration, torch.float64)
             random = (uniform * self.vocabulary).long().clamp_(max=self.vocabulary - 1)
             tokens = torch.where(missing, random, tokens)
-        forced = None
-        if sequence.forced is not None:
-            forced = torch.nn.functional.pad(sequence.forced, (0, self.window + 1), value=-1)[index]
+        if forced is not None:
             tokens = torch.where(forced >= 0, forced, tokens)
         if self.seeded:
             return tokens, None
         born = point_mass(tokens, torch.empty(*index.shape, self.vocabulary, dtype=self.dtype, device=index.device))
         if law is not None:
-            born = torch.where((new if forced is None else new & (forced < 0))[..., None], law, born)
+            born = torch.where(free[..., None], law, born)
         if missing is not None:
             spread = missing if forced is None else missing & (forced < 0)
             born = torch.where(spread[..., None], 1.0 / self.vocabulary, born)
-        if self._q is not None and self.refine:
-            born = torch.where(new[..., None], born, self._q)
+        if self._q is not None and self._first is not None and self.refine:
+            q = self._q
+            if forced is not None:
+                # Forced tokens were appended after the last verdict, so the window has moved on by as many slots.
+                slot = (index - self._first).clamp_(0, self.window - 1)
+                q = q.gather(1, slot[..., None].expand(-1, -1, self.vocabulary))
+                new = new | (forced >= 0)
+            born = torch.where(new[..., None], born, q)
         return tokens, born
+
+    def _forced(self, sequence: Sequence, index: Tensor) -> Tensor | None:
+        """The forced token at image-token indices [B, W], -1 where the model chooses; None: this family forces nothing."""
+        if sequence.forced is None:
+            return None
+        return torch.nn.functional.pad(sequence.forced, (0, self.window + 1), value=-1)[index]
 
     def _source(self, index: Tensor, last: Tensor, sequence: Sequence) -> Tensor:
         """The image-token index whose token a slot shows: its own if it has one, else the one it copies; -1 = none: [B, W]."""

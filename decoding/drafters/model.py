@@ -89,18 +89,16 @@ class ModelDrafter:
     def _follow(self, sequence: Sequence) -> None:
         """Adopt the committed tokens; the cache stays valid up to the first column that was fed something else."""
         own = self.own
-        own.tokens, own.length = sequence.tokens.clone(), sequence.length
-        column = torch.arange(own.limit, device=own.tokens.device)
-        wrong = (self._fed != own.tokens) | (column >= sequence.length[:, None] - 1)
-        own.cached = torch.where(wrong, column, own.limit).min(1).values
-        own.refresh()
+        column = own.steps(own.limit)
+        wrong = (self._fed != sequence.tokens) | (column >= sequence.length[:, None] - 1)
+        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
 
     def _score(self, draft: Draft) -> Scores:
         """One forward of the draft model; remembers what it was fed."""
         own = self.own
         self.draft_forwards += 1
         scores = self.model.score(own, draft)
-        column = torch.arange(own.limit, device=own.tokens.device)
+        column = own.steps(own.limit)
         fed = (column < own.length[:, None]) & (column >= own.length[:, None] - own.pending)
         self._fed = torch.where(fed, own.tokens, self._fed)
         own.cached = own.length
