@@ -1,1 +1,1 @@
-"""Measuring: the same prompt and seed through several methods, in one table."""
+"""Measurements: every bench is a small configuration over one harness."""

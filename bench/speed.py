@@ -1,0 +1,213 @@
+"""`foredraft bench`: the speed contract's ratios, measured in one run.
+
+Speed-ups of every method at T = 1 with the full vocabulary and at the family's default setting, batch 1 and 4; the engine's share
+of the wall-clock; plain decoding against a fair transformers peer; cost outside attention per token, long against short.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..decoding.sampling import Sampling
+from ..pipelines import methods
+from .cases import Case, Family
+from .compare import AR
+from .harness import HEADERS, Report, Result, measure, prompts_for
+from .peer import Peer
+
+FULL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+CASES = (
+    Case("sjd", {"rule": "seeded"}, label="sjd seeded"),
+    Case("sjd", {"rule": "exact", "tail": "gumbel"}, label="sjd gumbel"),
+    Case("sjd", {"rule": "exact", "tail": "coupled"}, label="sjd coupled"),
+    Case("sjd", {"rule": "exact", "tail": "resample"}, label="sjd resample"),
+    Case("sjd", {"rule": "exact", "tail": "reuse"}, label="sjd++ reuse"),
+    Case("speculative", {"rule": "seeded", "tree": "chain"}, label="speculative chain, seeded"),
+    Case("speculative", {"rule": "exact", "tree": "chain"}, label="speculative chain"),
+    Case("speculative", {"rule": "exact", "tree": "static"}, label="speculative static tree"),
+    Case("speculative", {"rule": "exact", "tree": "dynamic"}, label="speculative dynamic tree"),
+)
+
+
+def run(family: Family, quick: bool, repeats: int) -> Report:
+    """Measure everything; quick: few cases, small grids."""
+    pipeline = family.pipeline(AR)
+    prompts = prompts_for(family)
+    defaults = {name: pipeline.family_default(name, value) for name, value in FULL.items()}
+    settings = {"T = 1, full vocabulary": FULL}
+    notes = []
+    if defaults != FULL:
+        settings["default setting"] = defaults
+    else:
+        notes.append("The family's default setting is T = 1 with the full vocabulary: one table shows both.")
+    cases = [case for case in CASES if fits(family, case.method)]
+    cases = cases[::3] if quick else cases
+    tables, groups = [], {}
+    for name, call in settings.items():
+        for batch in (1, 4):
+            title = f"{name}, batch {batch}"
+            results = measure(family, cases, prompts, repeats, batch, call)
+            groups[title] = results
+            tables.append((title, HEADERS, [result.row() for result in results]))
+    contract, data = [], {}
+    for title, results in groups.items():
+        contract += ratios(title, results)
+    peers, data["peer"] = against_peer(family, prompts[0], repeats)
+    lengths, data["long"] = long_against_short(family, prompts[0], repeats, quick)
+    contract += [*peers, *lengths]
+    tables.insert(0, ("The speed contract", ("ratio", "measured", "wanted"), contract))
+    data["groups"] = {title: [result.to_dict() for result in results] for title, results in groups.items()}
+    data["contract"] = contract
+    return Report("speed", tables, data, lambda figure: plot(figure, groups), (13, 4.6 * len(settings)), notes)
+
+
+def fits(family: Family, method: str) -> bool:
+    """Whether the folder holds what the method needs."""
+    from ..models.loading import read_index
+
+    index = read_index(family.folder)
+    return method in methods() and all(part in index for part in methods()[method].component_names())
+
+
+def ratios(title: str, results: list[Result]) -> list[list[str]]:
+    """The contract's lines of one setting."""
+    named = {result.name: result for result in results}
+    tails = [named[name] for name in ("sjd gumbel", "sjd coupled", "sjd resample") if name in named]
+    batch, lines = results[0].batch, []
+    if tails and batch == 1:
+        best = max(tails, key=lambda result: result.speedup)
+        wanted = ">= 1.6x" if title.startswith("T = 1") else ">= 1.8x"
+        lines.append([f"best exact tail ({best.name}) over AR; {title}", f"{best.speedup:.2f}x", wanted])
+        if "sjd seeded" in named:
+            share = named["sjd seeded"].speedup / best.speedup
+            lines.append([f"seeded against it; {title}", f"{share:.2f}", ">= 0.85"])
+        if "sjd++ reuse" in named:
+            share = named["sjd++ reuse"].speedup / best.speedup
+            lines.append([f"SJD++ against it; {title}", f"{share:.2f}", ">= 1"])
+    worst = max(results, key=lambda result: median(result.engine))
+    for result in [*results[:2], worst]:
+        line = [f"engine share, {result.name}; {title}", f"{median(result.engine):.1%}"]
+        lines.append([*line, "<= 10%" if batch == 1 else "<= 5%"])
+    return lines
+
+
+def against_peer(family: Family, prompt: str, repeats: int) -> tuple[list[list[str]], dict[str, Any]]:
+    """Plain decoding and the transformers peer in turn, without the codec: peer's seconds by ours."""
+    pipeline = family.pipeline(AR)
+    scale = pipeline.family_default("guidance_scale", Sampling().guidance_scale)
+    peer, case, call = Peer(pipeline.target, scale, 1.0), Case(AR), {**FULL, "output_type": "latent"}
+    data: dict[str, Any] = {"ours": [], "static": [], "dynamic": []}
+    count = family.draw(case, prompt, 0, **call)[0].tokens[0].numel()
+    for cache in ("static", "dynamic"):
+        peer.draw(1, 8, cache=cache)
+    for number in range(repeats):
+        data["ours"].append(family.draw(case, prompt, number, **call)[1])
+        for cache in ("static", "dynamic"):
+            data[cache].append(peer.draw(1, count, cache=cache))
+    lines = []
+    for cache, wanted in (("static", ">= 1x"), ("dynamic", "")):
+        ratio = median(theirs / ours for theirs, ours in zip(data[cache], data["ours"], strict=True))
+        data[f"ratio_{cache}"] = ratio
+        lines.append([f"our AR against transformers' generate, {cache} cache, batch 1", f"{ratio:.2f}x", wanted])
+    return lines, data
+
+
+@contextmanager
+def timed_attention(clock: list[float]) -> Iterator[None]:
+    """While open, the seconds spent in scaled dot-product attention are added to clock[0]."""
+    plain = F.scaled_dot_product_attention
+
+    def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        begun = time.perf_counter()
+        out = plain(*args, **kwargs)
+        clock[0] += time.perf_counter() - begun
+        return out
+
+    F.scaled_dot_product_attention = timed
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = plain
+
+
+def long_against_short(family: Family, prompt: str, repeats: int, quick: bool) -> tuple[list[list[str]], dict[str, Any]]:
+    """Seconds per token outside attention, and of the engine alone, on a large and a small grid.
+
+    A shallow target of the family's class with random weights decodes both; its pictures are of no interest.
+    """
+    real = family.pipeline(AR)
+    shape = {**real.target.config, "layers": 2}
+    tiny = type(real.target).from_config(shape).to(real.target.device).eval()
+    if tiny.dtype != real.target.dtype:
+        tiny = tiny.to(real.target.dtype)
+    parts = {"target": tiny, "codec": real.codec, "tokenizer": real.tokenizer, "defaults": {"guidance_scale": 1.5}}
+    cell = real.codec.config.downsample
+    sides = (8, 16) if quick else (16, 64)
+    data: dict[str, Any] = {}
+    names = [name for name in (AR, "sjd") if fits(family, name)]
+    pipelines = {name: methods()[name](**parts) for name in names}
+    for pipeline in pipelines.values():
+        pipeline.set_progress_bar_config(disable=True)
+    for name in names:
+        data[name] = {str(side * side): {"outside": [], "engine": [], "rounds": []} for side in sides}
+    for number in range(max(1, min(3, repeats))):
+        for name, pipeline in pipelines.items():
+            for side in sides:
+                for _ in range(1 if side == sides[-1] else 3):
+                    figures = _outside(pipeline, prompt, side * cell, number)
+                    for key, value in figures.items():
+                        data[name][str(side * side)][key].append(value)
+    lines, (short, long) = [], (str(side * side) for side in sides)
+    for name in names:
+        for key, what in (("outside", "outside attention"), ("engine", "of the engine alone")):
+            ratio = median(data[name][long][key]) / median(data[name][short][key])
+            data[name][f"ratio_{key}"] = ratio
+            wanted = "<= 1.2x" if key == "outside" else ""
+            lines.append([f"cost {what} per token, {name}: {long} tokens against {short}", f"{ratio:.2f}x", wanted])
+    return lines, data
+
+
+def _outside(pipeline: Any, prompt: str, side: int, seed: int) -> dict[str, float]:
+    """One run: seconds per token outside attention, of the engine, and rounds per token."""
+    clock = [0.0]
+    generator = torch.Generator().manual_seed(seed)
+    with timed_attention(clock):
+        output = pipeline(prompt, height=side, width=side, generator=generator, output_type="latent", **FULL)
+    trace = output.traces[0]
+    total = trace.seconds - trace.parts["codec"]
+    engine = total - trace.parts["target"] - trace.parts["draft_model"]
+    return {
+        "outside": (total - clock[0]) / trace.tokens,
+        "engine": engine / trace.tokens,
+        "rounds": trace.rounds / trace.tokens,
+    }
+
+
+def plot(figure: Any, groups: dict[str, list[Result]]) -> None:
+    """One panel per setting and batch: speed-up with its range, and tokens per forward as a mark."""
+    axes = figure.subplots(-(-len(groups) // 2), 2, squeeze=False, sharex=True)
+    for axis, (title, results) in zip(axes.flat, groups.items(), strict=False):
+        results = results[::-1]
+        places = range(len(results))
+        middle = [result.speedup for result in results]
+        low = [value - min(result.speedups) for value, result in zip(middle, results, strict=True)]
+        high = [max(result.speedups) - value for value, result in zip(middle, results, strict=True)]
+        tints = ["#0072b2" if result.totals.exact else "#d55e00" for result in results]
+        axis.barh(places, middle, xerr=[low, high], color=tints, ecolor="#444444", capsize=2, height=0.62)
+        forwards = [result.totals.tokens_per_forward for result in results]
+        axis.plot(forwards, places, "D", color="#009e73", markersize=5, label="tokens per forward")
+        names = [f"{result.name} ({median(result.engine):.0%})" for result in results]
+        axis.set_yticks(places, names, fontsize=9)
+        axis.axvline(1, color="#888888", linewidth=0.8, linestyle=":")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel("speed-up over plain decoding")
+    axes.flat[0].legend(frameon=False, fontsize=8, loc="lower right")
+    figure.suptitle("Speed-up (blue: exact, orange: relaxed; in brackets: the engine's share of the time)")
