@@ -30,6 +30,7 @@ class Trace:
     rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
     are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
     the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny.
+    notes: what else a user should know.
     relaxation_per_token: mean cost per verified token; only its average over images bounds the distance to the exact
     distribution (0 for exact rules, None where it cannot be measured).
     """
@@ -54,6 +55,7 @@ class Trace:
     run: list[list[int]] = field(repr=False)
     source: list[list[int]] = field(repr=False)
     probability: list[list[float | None]] = field(repr=False)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

@@ -207,12 +207,12 @@ class Walk:
                 x, q = draft.tokens[batch, safe], None if draft.q is None else draft.q[batch, safe]
                 keep = self.rule.accept(law, q, x, depth)
                 coin = scores.uniform(noise, scores.index[batch, at][:, None], COIN, sibling, keep.dtype)[:, 0]
-                trusted = torch.zeros_like(live) if draft.trust is None else draft.trust[batch, safe]
-                taken = live & ((coin < keep) | trusted)
-                judged += live & ~trusted
+                sure = torch.zeros_like(live) if draft.trust is None else draft.trust[batch, safe]
+                taken = live & ((coin < keep) | sure)
+                judged += live & ~sure
                 if relaxed is not None:
                     rule: _Costly = self.rule  # type: ignore[assignment]
-                    relaxed = relaxed + rule.cost(law, q, x) * (live & ~trusted)
+                    relaxed = relaxed + rule.cost(law, q, x) * (live & ~sure)
                 missed = live & ~taken
                 law = torch.where(missed[:, None], self.rule.residual(law, q, x, depth), law)
                 path[:, depth - 1] = torch.where(taken, node, path[:, depth - 1])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..decoding.loop import decode
 from ..decoding.noise import Noise
+from ..decoding.planner import Planner
 from ..decoding.sampling import Sampling
 from ..decoding.sequence import Sequence
 from ..decoding.trace import Recorder
@@ -71,6 +72,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         self.register_to_config(defaults=defaults or {})
         self.image_processor = VaeImageProcessor(vae_scale_factor=codec.config.downsample)
         self._interrupt = False
+        self._planners: dict[Any, Planner] = {}
 
     # -- loading ---------------------------------------------------------------------------------------------------------
 
@@ -118,6 +120,13 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     def method(self, run: Run) -> Method:
         """Drafter and verifier of one call."""
         raise TypeError(f"{type(self).__name__} has no method")
+
+    def planner(self, run: Run, lengths: tuple[int, ...], start: int) -> Planner:
+        """The planner of calls like this one, kept from call to call."""
+        key = (run.device, run.dtype, len(run.prompts), run.sampling.guided, run.grid)
+        if key not in self._planners:
+            self._planners[key] = Planner(lengths, start)
+        return self._planners[key]
 
     def family_default(self, name: str, fallback: Any) -> Any:
         """A default of the model family."""
@@ -196,6 +205,10 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
                     getattr(method.drafter, "draft_forwards", 0),
                     method.measurable,
                 )
+                planner = getattr(method.drafter, "planner", None)
+                if isinstance(planner, Planner):
+                    for trace in traces:
+                        trace.notes += planner.notes
         finally:
             self._interrupt = False
             self.maybe_free_model_hooks()

@@ -13,6 +13,7 @@ from ..decoding.verify import Match, Prefix
 from .base import Method, Run, SpeculativeDecodingPipeline
 from .options import AUTO, MethodConfig, option
 
+WINDOWS = (0, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 NOT_SEEDED = {"rule": ("exact", "clustered")}
 
 
@@ -83,15 +84,15 @@ class SJDPipeline(SpeculativeDecodingPipeline):
         return int(windows.get(device.type, windows.get("cpu", 16)))
 
     def scratch(self, config: Any, device: torch.device) -> int:
-        """The window."""
-        return self.window(config, device)
+        """The window; the largest one if it is chosen by the clock."""
+        return max(WINDOWS) if config.window == AUTO else self.window(config, device)
 
     def method(self, run: Run) -> Method:
         """Jacobi drafts, verified by the rule."""
         config: SJDConfig = run.config
         seeded = config.rule == "seeded"
         drafter = JacobiDrafter(
-            self.window(config, run.device),
+            self.scratch(config, run.device),
             self.target.vocab_size,
             config.tail,
             config.init,
@@ -99,6 +100,7 @@ class SJDPipeline(SpeculativeDecodingPipeline):
             seeded,
             config.refine,
             torch.float64 if run.dtype == torch.float64 else torch.float32,
+            self.planner(run, WINDOWS, 16) if config.window == AUTO else None,
         )
         if seeded:
             return Method(drafter, Match())

@@ -13,7 +13,9 @@ from ..decoding.tree import spine_paths, static_tree
 from ..decoding.verify import Match, Walk
 from ..models.target import DiscreteTarget
 from .base import Method, Run, SpeculativeDecodingPipeline
-from .options import MethodConfig, option
+from .options import AUTO, MethodConfig, option
+
+LENGTHS = (0, 1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,27 @@ class SpeculativeConfig(MethodConfig):
         "shape of the draft: chain; static: a fixed tree of sampled siblings; dynamic: the most confident nodes",
         choices=("chain", "static", "dynamic"),
     )
-    draft_length: int = option(4, "tokens drafted ahead (the depth of a tree)", low=1, high=32)
+    draft_length: int | str = option(
+        4,
+        "tokens drafted ahead (the depth of a tree); 'auto' measures (seeded chains only)",
+        low=1,
+        high=32,
+        timing=True,
+    )
     branching: int = option(
         3, "children tested at each depth of a tree", low=1, high=16, visible_if={"tree": ("static", "dynamic")}
     )
     total_nodes: int = option(12, "nodes kept in a dynamic tree", low=1, high=128, visible_if={"tree": ("dynamic",)})
+
+    def check(self) -> None:
+        """Timing may decide only where it cannot change the picture."""
+        if self.draft_length == AUTO and (self.rule != "seeded" or self.tree != "chain"):
+            raise ValueError("draft_length='auto' follows the clock and is allowed only under rule='seeded' with tree='chain'")
+
+    @property
+    def length(self) -> int:
+        """Draft length; the longest one if it is chosen by the clock."""
+        return max(LENGTHS) if self.draft_length == AUTO else int(self.draft_length)
 
 
 class SpeculativePipeline(SpeculativeDecodingPipeline):
@@ -69,17 +87,18 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
     def scratch(self, config: Any, device: torch.device) -> int:
         """Nodes of the draft."""
         if config.tree == "static":
-            return len(spine_paths(config.draft_length, config.branching))
-        return config.total_nodes if config.tree == "dynamic" else config.draft_length
+            return len(spine_paths(config.length, config.branching))
+        return config.total_nodes if config.tree == "dynamic" else config.length
 
     def method(self, run: Run) -> Method:
         """The draft model drafts; seeded matches tokens, exact walks the tree."""
         config: SpeculativeConfig = run.config
-        shape = static_tree(spine_paths(config.draft_length, config.branching), run.device) if config.tree == "static" else None
-        dynamic = (config.total_nodes, config.draft_length, config.branching) if config.tree == "dynamic" else None
-        scratch = config.draft_length * max(config.branching, 1) + 1
+        shape = static_tree(spine_paths(config.length, config.branching), run.device) if config.tree == "static" else None
+        dynamic = (config.total_nodes, config.length, config.branching) if config.tree == "dynamic" else None
+        scratch = config.length * max(config.branching, 1) + 1
         conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided)
         own = self.draft_model.begin(conditioning, run.grid, run.sampling, scratch)
         seeded = config.rule == "seeded"
-        drafter = ModelDrafter(self.draft_model, own, config.draft_length, shape, dynamic, seeded)
+        planner = self.planner(run, LENGTHS, 4) if config.draft_length == AUTO else None
+        drafter = ModelDrafter(self.draft_model, own, config.length, shape, dynamic, seeded, planner)
         return Method(drafter, Match() if seeded else Walk(Exact()))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..noise import DRAFT, DRAW, TAIL, Noise
+from ..planner import Planner
 from ..rules import normalised, pick, point_mass
 from ..sampling import draw, inverse_cdf
 from ..sequence import Sequence
@@ -27,7 +28,7 @@ class JacobiDrafter:
 
     window: W >= 1 slots. tail: how unaccepted slots are redrawn. init: where new slots come from. tau: `reuse` keeps a token if
     p_new / p_old > tau. seeded: tokens are the target's own draws from each position's noise, no q is kept. refine False replaces
-    the unaccepted slots by newly initialised ones (the paper's ablation).
+    the unaccepted slots by newly initialised ones (the paper's ablation). planner: chooses each round's window, at most `window`.
     """
 
     draft_forwards = 0
@@ -42,6 +43,7 @@ class JacobiDrafter:
         seeded: bool = False,
         refine: bool = True,
         dtype: torch.dtype = torch.float32,
+        planner: Planner | None = None,
     ):
         if window < 1:
             raise ValueError(f"the Jacobi window must hold at least 1 token, got {window}")
@@ -50,7 +52,11 @@ class JacobiDrafter:
         if init not in INITS:
             raise ValueError(f"unknown init {init!r}; choose one of {', '.join(INITS)}")
         self.window, self.vocabulary, self.tail, self.init, self.tau = window, vocabulary, tail, init, tau
-        self.seeded, self.refine, self.dtype = seeded, refine, dtype
+        self.seeded, self.refine, self.dtype, self.planner = seeded, refine, dtype, planner
+        if planner is not None:
+            if not seeded:
+                raise ValueError("a planner follows the clock, which only seeded decoding may")
+            planner.begin()
         self.iteration = 0
         self._canvas: Tensor | None = None
         self._last: Tensor | None = None
@@ -60,14 +66,15 @@ class JacobiDrafter:
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
         """The window: K = W tokens after the last committed one, new slots initialised."""
-        index = sequence.ahead(self.window + 1)[:, : self.window]
+        window = self.window if self.planner is None else self.planner.choose()
+        index = sequence.ahead(window + 1)[:, :window]
         if self._canvas is None or self._last is None:
             room = self.window + 1 + sequence.limit
             self._canvas = torch.zeros(len(index), room, dtype=torch.long, device=index.device)
             self._canvas[:, : sequence.limit - 1] = sequence.tokens[:, 1:]
             self._last = index[:, :1] - 1
         tokens, q = self._initialise(sequence, noise, index, self._canvas, self._last)
-        valid = index < sequence.limit - 1 if sequence.high + self.window > sequence.limit else None
+        valid = index < sequence.limit - 1 if sequence.high + window > sequence.limit else None
         self.iteration += 1
         return Draft(tokens, q, valid=valid)
 
@@ -76,6 +83,8 @@ class JacobiDrafter:
         if scores is None or self._canvas is None:
             raise ValueError("Jacobi decoding scores every round")
         window = draft.nodes
+        if self.planner is not None:
+            self.planner.note(verdict.accepted[sequence.active].tolist())
         place = sequence.ahead(window + 1)
         if self.init.startswith("sample"):
             self._remember(sequence, scores)
@@ -178,7 +187,7 @@ class JacobiDrafter:
             return torch.where(index > last, -1, index)
         if self.init.endswith("left"):
             return torch.minimum(index, last)
-        if self.window <= width < sequence.low:
+        if index.shape[1] <= width < sequence.low:
             return torch.where(index > last, index - width, index)
         rows_up = torch.div(index - last + (width - 1), width, rounding_mode="floor").clamp_(min=0)
         above = index - width * rows_up

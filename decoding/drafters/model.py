@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..noise import Noise
+from ..planner import Planner
 from ..rules import normalised
 from ..sampling import draw, draw_distinct
 from ..sequence import Sequence
@@ -36,6 +37,7 @@ class ModelDrafter:
     model, own: the draft model and its sequence (made by its `begin` with scratch >= the tree's nodes). length: draft length of
     a chain. tree: a static shape to fill. dynamic (total, depth, k): expand the k best nodes of each level by their k best
     children, keep the `total` most confident nodes. seeded: candidates are ranked with the position's noise and no q is kept.
+    planner: chooses each round's draft length (seeded chains only).
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class ModelDrafter:
         tree: Tree | None = None,
         dynamic: tuple[int, int, int] | None = None,
         seeded: bool = False,
+        planner: Planner | None = None,
     ):
         self.model, self.own, self.length, self.tree, self.dynamic, self.seeded = (
             model,
@@ -56,10 +59,19 @@ class ModelDrafter:
             seeded,
         )
         self.draft_forwards = 0
+        self.planner = planner
+        if planner is not None:
+            if not seeded or tree is not None or dynamic is not None:
+                raise ValueError("a planner follows the clock, which only seeded chains may")
+            planner.begin()
         self._fed = torch.full_like(own.tokens, -1)
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
         """Draft K tokens after the last committed one."""
+        if self.planner is not None:
+            self.length = self.planner.choose()
+            if self.length == 0:
+                return no_draft(len(sequence.length), sequence.length.device)
         self._follow(sequence)
         before = self.own.model_seconds
         if self.dynamic is not None:
@@ -79,7 +91,9 @@ class ModelDrafter:
         return draft
 
     def observe(self, sequence: Sequence, draft: Draft, scores: Scores | None, verdict: Verdict, noise: Noise) -> None:
-        """Nothing to learn: the next `propose` compares what was fed with what was committed."""
+        """The next `propose` compares what was fed with what was committed; a planner learns what was kept."""
+        if self.planner is not None:
+            self.planner.note(verdict.accepted[sequence.active].tolist())
 
     def _reach(self) -> int:
         if self.dynamic is not None:
