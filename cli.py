@@ -138,7 +138,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     from .bench import arguments
 
     parser.add_argument("prompt", help="what to draw, for example fox, or 'red apple on blue'")
-    parser.add_argument("--method", default="sjd", help="how to decode (default: sjd; see `foredraft info`)")
+    parser.add_argument("--method", default="sjd", help=f"{', '.join(arguments.methods())} (default: sjd)")
     parser.add_argument("--compare", action="store_true", help="draw with plain decoding first, for the speed-up")
     arguments.add_output(parser, "picture (default: the prompt's words .png); the token map is put beside it")
     arguments.add_model(parser)

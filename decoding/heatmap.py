@@ -17,6 +17,7 @@ from .types import SOURCES
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
     from .trace import Trace
 
@@ -219,7 +220,7 @@ def _shares(trace: Trace) -> list[str]:
     return [f"{SOURCES[code]} {codes.count(code) / len(codes):.0%}" for code in sorted(set(codes))]
 
 
-def _swatches(draw: ImageDraw, x: int, y: int, unit: int, font: object, labels: list[str]) -> None:
+def _swatches(draw: ImageDraw, x: int, y: int, unit: int, font: FreeTypeFont | ImageFont, labels: list[str]) -> None:
     for label in labels:
         tint = tuple(int(value) for value in CATEGORIES[SOURCES.index(label.split()[0])])
         draw.rectangle((x, y, x + unit, y + unit), fill=tint, outline=INK)
@@ -227,7 +228,7 @@ def _swatches(draw: ImageDraw, x: int, y: int, unit: int, font: object, labels: 
         y += round(unit * 1.6)
 
 
-def _bar(canvas: Image, x: int, top: int, bottom: int, unit: int, font: object, scale: Scale) -> None:
+def _bar(canvas: Image, x: int, top: int, bottom: int, unit: int, font: FreeTypeFont | ImageFont, scale: Scale) -> None:
     """A vertical colour bar with ticks, large values on top."""
     from PIL import Image as Images
     from PIL import ImageDraw
