@@ -188,6 +188,8 @@ def generate(options: argparse.Namespace) -> None:
     print(report.table(report.HEADERS, lines))
     if len(outputs) > 1 and is_seeded(case):
         print(verdict(case.name, output.tokens, outputs[0][0].tokens, outputs[0][0].traces))
+    for note in report.notes(case.name, output.traces):
+        print(note)
     print("wrote " + ", ".join(str(path) for path in [*targets, *maps, *([options.json] if options.json else [])]))
 
 

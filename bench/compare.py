@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..decoding.trace import Trace
 from .cases import Case, Family, method_class, parse_case
-from .report import HEADERS, Totals, row, table
+from .report import HEADERS, Totals, notes, row, table
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,9 +71,10 @@ class Comparison:
         return {"prompt": self.prompt, "seed": self.seed, "repeats": self.repeats, "rows": rows}
 
     def verdicts(self) -> list[str]:
-        """One sentence per seeded method: whether its pictures are plain decoding's."""
+        """One sentence per seeded method: whether its pictures are plain decoding's. Then what the traces note."""
         base = self.rows[0]
-        return [verdict(item.name, item.tokens, base.tokens, base.traces) for item in self.rows if item.seeded]
+        said = [verdict(item.name, item.tokens, base.tokens, base.traces) for item in self.rows if item.seeded]
+        return [*said, *(note for item in self.rows for note in notes(item.name, item.traces))]
 
     def sheet(self, kind: str = "run", pictures: int = 4) -> Image:
         """A contact sheet: one column per method, each picture above its token map (`kind`, one scale for all)."""

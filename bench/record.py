@@ -88,12 +88,14 @@ def recording(laws: Laws, build: Any = None) -> Any:
     """A replacement of a pipeline's `method(run)` that records into `laws`; build: the case's own replacement.
 
     Seeded drafters keep no q. Here they are asked for it, which leaves their tokens as they are: a seeded token is the draw from
-    that q with the position's noise. (Dynamic trees rank their nodes by the noise; their q stays a point mass.)
+    that q with the position's noise. Dynamic trees, which rank their nodes by the noise, and drafts of automatic length are
+    measured as they are, as point masses.
     """
 
     def method(pipeline: Any, run: Any) -> Any:
         made = type(pipeline).method(pipeline, run) if build is None else build(pipeline, run)
-        if getattr(made.drafter, "seeded", False) and getattr(made.drafter, "dynamic", None) is None:
+        fixed = all(getattr(made.drafter, name, None) is None for name in ("dynamic", "planner"))
+        if fixed and getattr(made.drafter, "seeded", False):
             made.drafter.seeded = False
         made.verifier = RecordingVerifier(made.verifier, laws, run.grid[0] * run.grid[1])
         return made

@@ -63,6 +63,11 @@ def row(name: str, seconds: float, speedup: float | None, totals: Totals, judged
     ]
 
 
+def notes(name: str, traces: Sequence[Trace]) -> list[str]:
+    """What the traces of a method want a user to know, each once."""
+    return list(dict.fromkeys(f"{name}: {note}" for trace in traces for note in trace.notes))
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """An aligned Markdown table; the first column is text, the others are aligned right."""
     widths = [max(len(str(line[column])) for line in (headers, *rows)) for column in range(len(headers))]

@@ -90,6 +90,18 @@ def test_other_methods(model, capsys):
     assert "| speculative tree=dynamic" in capsys.readouterr().out
 
 
+def test_notes_of_a_trace_are_printed(model, monkeypatch, capsys):
+    drawn = Trace.heatmap
+
+    def noting(trace, *args):
+        trace.notes.append("speculation did not pay")
+        return drawn(trace, *args)
+
+    monkeypatch.setattr(Trace, "heatmap", noting)
+    assert cli.main(["generate", "fox", "--model", model]) == 0
+    assert "sjd: speculation did not pay\n" in capsys.readouterr().out
+
+
 BAD = {
     "no prompt": (["generate"], "prompt"),
     "empty prompt": (["generate", ""], "empty"),
