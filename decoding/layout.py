@@ -70,32 +70,46 @@ def causal_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype) -> Te
     return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-class EvenLayout:
-    """Plans of the common case, all rows at the same column and a chain to score, as slices of tables made once.
+class ChainLayouts:
+    """Plans of the common case, one pending token and a chain after it, from tables made once.
 
-    pad [R]: left pads per cache row; slots: places per cache row.
+    pad [R]: left pads per cache row; prompt: slots before column 0; slots: places per cache row, the last being the trash slot.
+    The masks hold the same numbers as `causal_mask`.
     """
 
-    def __init__(self, pad: Tensor, slots: int, dtype: torch.dtype):
+    def __init__(self, pad: Tensor, prompt: int, slots: int, dtype: torch.dtype):
         keys = torch.arange(slots, device=pad.device)
-        self.slots = slots
-        self.index = torch.arange(len(pad) * slots, device=pad.device).view(len(pad), slots)
+        self.prompt, self.slots = prompt, slots
+        self.first = torch.arange(len(pad), device=pad.device)[:, None] * slots + prompt
+        self.keys = keys - prompt
         self.padding = torch.zeros(len(pad), 1, 1, slots, dtype=dtype, device=pad.device)
         self.padding.masked_fill_((keys < pad[:, None])[:, None, None], -torch.inf)
+        self.never = torch.full((), -torch.inf, dtype=dtype, device=pad.device)
         self.stairs: dict[int, Tensor] = {}
 
-    def plan(self, first: int, count: int, columns: Tensor) -> Layout:
-        """`count` tokens in the slots from `first` on: the same numbers as `causal_mask`. columns [B, count]."""
-        end = first + count
+    def even(self, column: int, columns: Tensor) -> Layout:
+        """All rows at the same column: every row of columns [B, T] is column, column + 1, ..."""
+        count, end = columns.shape[1], self.prompt + column + columns.shape[1]
         mask = self.padding[..., :end]
         if count > 1:
             if count not in self.stairs:
-                keys = torch.arange(self.slots + count, device=self.index.device)
+                keys = torch.arange(self.slots + count, device=columns.device)
                 later = keys > (torch.arange(count, device=keys.device) + self.slots)[:, None]
                 stairs = torch.zeros(later.shape, dtype=mask.dtype, device=keys.device)
                 self.stairs[count] = stairs.masked_fill_(later, -torch.inf)
-            mask = mask + self.stairs[count][:, self.slots - first :]
-        return Layout(columns, self.index[:, first:end].reshape(-1), mask, end)
+            mask = mask + self.stairs[count][:, self.slots - (end - count) :]
+        return Layout(columns, (columns[:1] + self.first).reshape(-1), mask, end)
+
+    def ragged(self, columns: Tensor, tier: int, idle: Tensor | None) -> Layout:
+        """Rows at their own columns [B, T]; idle [B, T]: tokens whose writes go to the trash slot (None: no token's)."""
+        repeat = self.first.shape[0] // columns.shape[0]
+        places = columns.repeat(repeat, 1)
+        mask = torch.where(self.keys[:tier] <= places[:, None, :, None], self.padding[..., :tier], self.never)
+        flat = places + self.first
+        if idle is not None:
+            trash = self.first + (self.slots - 1 - self.prompt)
+            flat = torch.where(idle.repeat(repeat, 1), trash, flat)
+        return Layout(columns, flat.reshape(-1), mask, tier)
 
 
 def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: Tensor, seen: Tensor) -> Tensor:

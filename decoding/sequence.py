@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .cache import Cache
-from .layout import EvenLayout
+from .layout import ChainLayouts
 from .sampling import Sampling
 
 
@@ -22,7 +22,7 @@ class Sequence:
     same for all rows (a row that has fewer feeds final columns again, which is idempotent). limit = N + 1: the full length.
     low, high: smallest and largest length, read from the device once a round. prompt: slots before column 0; pad [R]: left pads
     per cache row; start [R, D] embeddings of column 0. forced [N]: the grammar's token at each index, -1 = free.
-    even: tables of the common layout, made when first needed.
+    chains: tables of the common layout, made when first needed.
     model_seconds, draft_seconds: time spent in forwards of the target and of the draft so far.
     """
 
@@ -41,7 +41,7 @@ class Sequence:
     high: int = 1
     model_seconds: float = 0.0
     draft_seconds: float = 0.0
-    even: EvenLayout | None = None
+    chains: ChainLayouts | None = None
     _uneven: bool = True
     _ahead: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     _counting: Tensor | None = field(default=None, repr=False)

@@ -33,6 +33,11 @@ def _valid(draft: Draft) -> Tensor:
     return torch.ones_like(draft.tokens, dtype=torch.bool) if draft.valid is None else draft.valid
 
 
+def _row(rows: Tensor, at: Tensor) -> Tensor:
+    """rows [B, M, V] at at [B] -> [B, V]."""
+    return rows.gather(1, at[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
+
+
 def _finish(tokens: Tensor, last: Tensor, accepted: Tensor) -> Tensor:
     """Accepted tokens [B, D] followed by the last one: [B, D + 1]."""
     wide = torch.cat((tokens, last[:, None]), 1)
@@ -72,13 +77,13 @@ class Match:
                 agree &= draft.valid
             accepted = agree.cumprod(1).sum(1)
             stop, path = accepted, None
-            limit = nodes if draft.valid is None else draft.valid.sum(1)
-            judged = torch.clamp(accepted + 1, max=limit)
+            limit: Tensor | int = nodes if draft.valid is None else draft.valid.sum(1)
+            rejected, margin = accepted < limit, gap
+            judged = accepted + rejected
             # Accepted tokens are the target's own draws, so the draws are what is committed (trusted ones excepted).
             tokens = drawn
             if draft.trust is not None:
                 tokens = _finish(draft.tokens, drawn.gather(1, stop[:, None])[:, 0], accepted)
-            rejected, margin = accepted < limit, gap
         else:
             tree = draft.tree
             parent = (tree.parents + 1).expand(rows, -1)
@@ -133,13 +138,13 @@ class Prefix:
         """See `Verifier`."""
         if draft.tree is not None:
             raise ValueError("Prefix tests chains; use Walk for a draft tree")
-        rows, nodes = draft.tokens.shape
-        p, batch = scores.p, torch.arange(rows, device=draft.tokens.device)
-        depth = torch.arange(1, nodes + 1, device=p.device)
-        accepted = judged = torch.zeros(rows, dtype=torch.long, device=p.device)
-        law, rejected = p[:, 0], torch.zeros(rows, dtype=torch.bool, device=p.device)
+        p, nodes = scores.p, draft.nodes
         cost = trusted = None
-        if nodes:
+        if nodes == 0:
+            accepted = judged = torch.zeros_like(scores.index[:, 0])
+            law, source = p[:, 0], torch.full_like(accepted, DRAWN)
+        else:
+            depth = torch.arange(1, nodes + 1, device=p.device)
             keep = self.rule.accept(p[:, :nodes], draft.q, draft.tokens, depth)
             kept = scores.uniform(noise, scores.index[:, :nodes], COIN, dtype=keep.dtype) < keep
             if draft.trust is not None:
@@ -147,34 +152,31 @@ class Prefix:
             if draft.valid is not None:
                 kept &= draft.valid
             accepted = kept.cumprod(1).sum(1)
-            limit = torch.full_like(accepted, nodes) if draft.valid is None else draft.valid.sum(1)
+            limit: Tensor | int = nodes if draft.valid is None else draft.valid.sum(1)
             rejected = accepted < limit
-            judged = torch.minimum(accepted + 1, limit)
+            judged = accepted + rejected
             trusted = _trusted(draft, None, accepted)
             if trusted is not None:
                 judged = judged - trusted
-            at = accepted.clamp(max=nodes - 1)
-            p_stop, x_stop = p[batch, accepted], draft.tokens[batch, at]
-            q_stop = None if draft.q is None else draft.q[batch, at]
-            residual = self.rule.residual(p_stop, q_stop, x_stop, at + 1)
-            law = torch.where(rejected[:, None], residual, p_stop)
-            cost = self._cost(draft, p, accepted, limit)
+            p_stop, at = _row(p, accepted), accepted.clamp(max=nodes - 1)
+            q_stop = None if draft.q is None else _row(draft.q, at)
+            residual = self.rule.residual(p_stop, q_stop, draft.tokens.gather(1, at[:, None])[:, 0], at + 1)
+            law, source = torch.where(rejected[:, None], residual, p_stop), BONUS - rejected.long()
+            cost = self._cost(draft, p, judged)
         last = draw_stop(law, scores, scores.index.gather(1, accepted[:, None])[:, 0], noise)
-        source = BONUS - rejected.long() if nodes else torch.full_like(accepted, DRAWN)
         tokens = _finish(draft.tokens, last, accepted)
         return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost, trusted=trusted)
 
-    def _cost(self, draft: Draft, p: Tensor, accepted: Tensor, limit: Tensor) -> Tensor | None:
-        """Sum of the rule's cost over the tokens that were tested: [B]; None for an exact rule."""
+    def _cost(self, draft: Draft, p: Tensor, judged: Tensor) -> Tensor | None:
+        """Sum of the rule's cost over the judged [B] tokens, which follow the trusted ones: [B]; None for an exact rule."""
         if self.rule.exact:
             return None
-        nodes = draft.nodes
         rule: _Costly = self.rule  # type: ignore[assignment]
-        cost = rule.cost(p[:, :nodes], draft.q, draft.tokens)
-        tested = torch.arange(nodes, device=p.device) < torch.minimum(accepted + 1, limit)[:, None]
+        cost = rule.cost(p[:, : draft.nodes], draft.q, draft.tokens)
+        order = torch.arange(1, draft.nodes + 1, device=p.device).expand_as(draft.tokens)
         if draft.trust is not None:
-            tested &= ~draft.trust
-        return (cost * tested).sum(1)
+            order = torch.where(draft.trust, draft.nodes + 1, (~draft.trust).cumsum(1))
+        return (cost * (order <= judged[:, None])).sum(1)
 
 
 class Walk:

@@ -15,7 +15,7 @@ from diffusers import ConfigMixin, ModelMixin
 from torch import Tensor
 
 from ..decoding.cache import Cache
-from ..decoding.layout import EvenLayout, Layout, causal_mask, fed_columns, fed_slots, tree_mask
+from ..decoding.layout import ChainLayouts, Layout, causal_mask, fed_columns, fed_slots, tree_mask
 from ..decoding.sampling import Sampling, apply_grammar, guide, warp, widen
 from ..decoding.sequence import Sequence
 from ..decoding.types import Draft, Scores
@@ -122,18 +122,25 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
         pending, nodes, prompt, tree = sequence.pending, draft.nodes, sequence.prompt, draft.tree
         length, dtype = sequence.length, cache.keys.dtype
         rows = length.shape[0]
+        tier = min(-(-(prompt + sequence.high + nodes) // TIER) * TIER, cache.slots)
+        if tree is None and pending == 1:
+            if sequence.chains is None:
+                sequence.chains = ChainLayouts(pad, prompt, cache.slots, dtype)
+            columns = sequence.ahead(nodes + 1)
+            ends = sequence.high + max(nodes, 1) > sequence.limit
+            if sequence.low == sequence.high and not ends and draft.valid is None:
+                return sequence.chains.even(sequence.low - 1, columns)
+            idle = None
+            if ends:
+                idle = (columns >= sequence.limit) | (length >= sequence.limit)[:, None]
+            if draft.valid is not None:
+                unfit = torch.nn.functional.pad(~draft.valid, (1, 0))
+                idle = unfit if idle is None else idle | unfit
+            return sequence.chains.ragged(columns, tier, idle)
         repeat = cache.rows // rows
-        ends = sequence.low + nodes > sequence.limit or sequence.high >= sequence.limit
-        if tree is None and sequence.low == sequence.high and sequence.low >= pending and draft.valid is None and not ends:
-            if sequence.even is None:
-                sequence.even = EvenLayout(pad, cache.slots, dtype)
-            first, count = sequence.low - pending, pending + nodes
-            columns = sequence.steps(first + count)[first:].expand(rows, -1)
-            return sequence.even.plan(prompt + first, count, columns)
         depth = sequence.steps(nodes + 1)[None, 1:] if tree is None else tree.depth
         columns = fed_columns(length, pending, depth.expand(rows, -1))
         slots = fed_slots(length, pending, nodes, prompt)
-        tier = min(-(-(prompt + sequence.high + nodes) // TIER) * TIER, cache.slots)
         reads = slots.repeat(repeat, 1)
         if tree is None or nodes == 0:
             mask = causal_mask(reads, pad, tier, dtype)
