@@ -22,22 +22,23 @@ from .compare import AR
 from .record import Laws, recording
 from .report import Totals, machine, table
 
-BENCHES = ("speed", "sjd")
 NAMES = ("fox", "red apple on blue", "owl on white", "rocket", "teapot on green", "butterfly", "violin", "house on yellow")
 HEADERS = ("case", "seconds", "min..max", "speed-up", "TPF", "length", "accepted", "engine", "H(p)", "TV(p,q)", "law")
 
 
 def benches() -> tuple[str, ...]:
-    """Names of all benches."""
-    return BENCHES
+    """Names of all benches: the files here that define `run(family, ...)`."""
+    here = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple(path.stem for path in here if "\ndef run(family:" in path.read_text(encoding="utf-8"))
 
 
 def bench(name: str) -> Callable[[Family, bool, int], Report]:
     """The `run` of a bench. Raises ValueError that names the nearest one."""
-    if name not in BENCHES:
-        near = difflib.get_close_matches(name, BENCHES, n=1, cutoff=0.4)
+    known = benches()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no bench {name!r}: choose one of {', '.join(BENCHES)}{hint}")
+        raise ValueError(f"there is no bench {name!r}: choose one of {', '.join(known)}{hint}")
     return importlib.import_module(f".{name}", __package__).run
 
 

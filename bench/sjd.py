@@ -168,6 +168,7 @@ def _pairs(axis: Any, series: list[tuple[str, list[Result]]], title: str, prefix
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(results))]
         bars = axis.bar(places, [_tpf(result) for result in results], width, color=COLOURS[number], label=label)
         axis.bar_label(bars, fmt="%.1f", fontsize=7)
+    axis.margins(y=0.3)
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.legend(frameon=False, fontsize=8)
     _axis(axis, title)

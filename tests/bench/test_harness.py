@@ -115,7 +115,11 @@ def test_peer_has_the_targets_size_and_keeps_pairs_together(family):
     assert Peer(target, 1.0, 1.0).draw(1, 3) > 0
 
 
-@pytest.mark.parametrize("name", harness.benches())
+def test_benches_are_found_by_their_files():
+    assert {"speed", "sjd"} <= set(harness.benches()) and "harness" not in harness.benches()
+
+
+@pytest.mark.parametrize("name", ("speed", "sjd"))
 def test_quick_bench_writes_json_and_plot(name, folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", name, "--quick", "--model", str(folder), "--threads", "1"]) == 0
