@@ -1,0 +1,3 @@
+"""The tiny family, built once per session."""
+
+from ..tiny import folder, parts, pipe  # noqa: F401
