@@ -1,39 +1,37 @@
-"""How far to draft, decided by what a round costs and what it keeps.
+"""How far to draft, decided by what rounds cost and what they commit.
 
 Only seeded decoding may ask: there the draft length changes the time and never the picture.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
 from time import perf_counter
 
 
 class Planner:
-    """Chooses the draft length that commits the most tokens per second.
+    """Climbs to the draft length that commits the most tokens per second.
 
-    A round's cost is a line over its draft length, fitted to the medians of measured rounds; what it commits is 1 + the sum over
-    k of the chance that the first k drafts are kept, estimated from what earlier rounds kept (older ones count less). Length 0 is
-    a choice like any other: speculation that does not pay switches itself off, and is tried again now and then.
+    Lengths are tried in blocks of rounds, because in Jacobi decoding what a round keeps depends on the rounds before it. After
+    each block the planner returns to the best length it knows, unless a neighbour of that one is unknown, or has not been tried
+    for a while: then that is next. Length 0 is a choice like any other: speculation that does not pay switches itself off.
 
-    lengths: the candidates, 0 among them; start: where to begin. A planner may be kept from one picture to the next.
+    lengths: the candidates, 0 is always among them; start: where to begin. A planner may be kept from one picture to the next.
     """
 
-    decay = 0.97
-    prior = 4.0
-    patience = 48
+    block = 14
+    settle = 4
+    patience = 10
+    fade = 0.8
 
     def __init__(self, lengths: tuple[int, ...], start: int):
         self.lengths = tuple(sorted({0, start, *lengths}))
-        near = [length for length in (start, start // 2, start * 2) if length in self.lengths]
-        self._explore = [*near, *near, 0, 0]
-        top = self.lengths[-1]
-        self._seconds: dict[int, deque[float]] = {length: deque(maxlen=9) for length in self.lengths}
-        self._tested, self._kept = [0.0] * (top + 1), [0.0] * (top + 1)
+        self._place = self.lengths.index(start)
+        self._tokens = [0.0] * len(self.lengths)
+        self._seconds = [0.0] * len(self.lengths)
+        self._seen = [0] * len(self.lengths)
+        self._blocks = self._rounds_here = 0
+        self._gained = self._spent = 0.0
         self._begun: float | None = None
-        self._length = start
-        self._idle = 0
         self.rounds = self.rounds_off = 0
 
     def begin(self) -> None:
@@ -45,54 +43,45 @@ class Planner:
         """The draft length of the round that begins now."""
         now = perf_counter()
         if self._begun is not None:
-            self._seconds[self._length].append(now - self._begun)
+            # The first rounds at a length still live on what the length before it drafted.
+            if self._rounds_here > self.settle:
+                self._spent += now - self._begun
+            else:
+                self._gained = 0.0
+            if self._rounds_here >= self.block:
+                self._close()
         self._begun = now
-        if self._explore:
-            self._length = self._explore.pop()
-        else:
-            self._length = max(self.lengths, key=self.rate)
-        self._idle = self._idle + 1 if self._length == 0 else 0
-        if self._idle > self.patience:
-            self._explore = [self.lengths[len(self.lengths) // 2]] * 2
-            self._idle = 0
+        self._rounds_here += 1
+        length = self.lengths[self._place]
         self.rounds += 1
-        self.rounds_off += self._length == 0
-        return self._length
+        self.rounds_off += length == 0
+        return length
 
     def note(self, accepted: list[int]) -> None:
         """What the round kept, one number per row that is not complete."""
-        for k in range(1, self._length + 1):
-            self._tested[k] = self.decay * self._tested[k] + len(accepted)
-            self._kept[k] = self.decay * self._kept[k] + sum(count >= k for count in accepted)
+        self._gained += 1.0 + sum(accepted) / len(accepted) if accepted else 0.0
 
-    def cost(self, length: int) -> float:
-        """Seconds of a round, by the fitted line."""
-        points = [(size, median(times)) for size, times in self._seconds.items() if times]
-        if len(points) < 2:
-            return 1.0
-        mean_x, mean_y = sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
-        spread = sum((x - mean_x) ** 2 for x, _ in points)
-        slope = max(0.0, sum((x - mean_x) * (y - mean_y) for x, y in points) / spread)
-        return max(1e-9, mean_y + slope * (length - mean_x))
+    def rate(self, place: int) -> float:
+        """Tokens per second of the length at `place`, which has been tried."""
+        return self._tokens[place] / self._seconds[place]
 
-    def tokens(self, length: int) -> float:
-        """Tokens a row is expected to commit in a round."""
-        total, chance, ratio = 1.0, 1.0, 0.5
-        for k in range(1, length + 1):
-            # What was seen, with the geometric continuation of the shorter drafts worth a few rounds beside it.
-            guess = chance * ratio
-            chance = min(chance, (self._kept[k] + self.prior * guess) / (self._tested[k] + self.prior))
-            ratio = chance ** (1.0 / k)
-            total += chance
-        return total
-
-    def rate(self, length: int) -> float:
-        """Expected tokens per second."""
-        return self.tokens(length) / self.cost(length)
+    def _close(self) -> None:
+        """End a block: book it and decide where to go."""
+        here = self._place
+        self._tokens[here] = self.fade * self._tokens[here] + self._gained
+        self._seconds[here] = self.fade * self._seconds[here] + self._spent
+        self._blocks += 1
+        self._seen[here] = self._blocks
+        self._gained = self._spent = 0.0
+        self._rounds_here = 0
+        best = max((place for place in range(len(self.lengths)) if self._seconds[place] > 0), key=self.rate)
+        near = [place for place in (best + 1, best - 1) if 0 <= place < len(self.lengths)]
+        waiting = [place for place in near if not self._seen[place] or self._blocks - self._seen[place] > self.patience]
+        self._place = min(waiting, key=lambda place: self._seen[place]) if waiting else best
 
     @property
     def notes(self) -> list[str]:
         """What a user should know about this picture."""
-        if self.rounds_off <= 2:
+        if self.rounds_off * 2 < self.rounds:
             return []
         return [f"speculation did not pay and was off in {self.rounds_off} of {self.rounds} rounds"]

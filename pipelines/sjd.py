@@ -100,7 +100,7 @@ class SJDPipeline(SpeculativeDecodingPipeline):
             seeded,
             config.refine,
             torch.float64 if run.dtype == torch.float64 else torch.float32,
-            self.planner(run, WINDOWS, 16) if config.window == AUTO else None,
+            self.planner(run, WINDOWS, self.window(SJDConfig(), run.device)) if config.window == AUTO else None,
         )
         if seeded:
             return Method(drafter, Match())

@@ -12,7 +12,8 @@ LENGTHS = (0, 4, 8, 16, 32)
 
 def run(planner: Planner, rounds: int, chance: float, base: float, slope: float, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Play rounds whose clock is base + slope * length and whose drafts are each kept with `chance` (deterministic pattern)."""
-    now, chosen, kept = [0.0], [], 0.0
+    now: list[float] = [0.0]
+    chosen = []
     monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
     planner.begin()
     for number in range(rounds):
@@ -21,7 +22,6 @@ def run(planner: Planner, rounds: int, chance: float, base: float, slope: float,
         run_length, mass = 0, (number * 0.618) % 1.0
         while run_length < length and mass < chance ** (run_length + 1):
             run_length += 1
-        kept += run_length
         planner.note([run_length])
         now[0] += base + slope * length
     return chosen
@@ -29,31 +29,28 @@ def run(planner: Planner, rounds: int, chance: float, base: float, slope: float,
 
 def test_long_drafts_where_they_are_kept_and_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly free drafts that are nearly always kept: the longest candidate wins."""
-    assert run(Planner(LENGTHS, 8), 60, 0.98, 1.0, 0.001, monkeypatch)[-1] == 32
+    assert run(Planner(LENGTHS, 8), 200, 0.98, 1.0, 0.001, monkeypatch)[-60:].count(32) > 30
 
 
 def test_short_drafts_where_long_ones_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the drafts are kept and each costs a tenth of a round: a few tokens ahead, no more."""
-    assert run(Planner(LENGTHS, 8), 60, 0.5, 1.0, 0.1, monkeypatch)[-1] == 4
+    assert run(Planner(LENGTHS, 8), 200, 0.5, 1.0, 0.1, monkeypatch)[-60:].count(4) > 30
 
 
 def test_speculation_that_does_not_pay_is_switched_off_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept and drafts cost time: length 0, with a probe now and then, and a note that says so."""
     planner = Planner(LENGTHS, 8)
-    chosen = run(planner, 120, 0.0, 1.0, 0.1, monkeypatch)
-    assert chosen[20] == 0 and chosen.count(0) > 90
-    assert any(length > 0 for length in chosen[60:])
+    chosen = run(planner, 400, 0.0, 1.0, 0.1, monkeypatch)
+    assert chosen[100:].count(0) > 200
+    assert any(length > 0 for length in chosen[150:])
     assert "did not pay" in planner.notes[0]
 
 
-def test_expected_tokens_extend_beyond_what_was_tried() -> None:
-    """Untried lengths continue the last chance geometrically; more drafts never commit fewer tokens."""
+def test_a_change_of_mind_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts that stop being kept: the planner comes down again."""
     planner = Planner(LENGTHS, 8)
-    planner._length = 8
-    planner.note([8, 4, 2, 0])
-    expected = [planner.tokens(length) for length in range(33)]
-    assert expected == sorted(expected)
-    assert expected[8] == pytest.approx(1 + (8 + 4 + 2 + 0) / 4, abs=0.5) and expected[32] > expected[8]
+    assert run(planner, 200, 0.98, 1.0, 0.001, monkeypatch)[-60:].count(32) > 30
+    assert run(planner, 600, 0.0, 1.0, 0.1, monkeypatch)[-60:].count(0) > 30
 
 
 def test_only_seeded_decoding_may_follow_the_clock() -> None:
