@@ -14,7 +14,6 @@ from foredraft.training.data import ARCHIVE
 from foredraft.training.names import NAMES
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_smoke_run_writes_a_family_and_resumes(tmp_path, pictures):
     np.savez(tmp_path / ARCHIVE, images=pictures, names=np.array(NAMES))
