@@ -5,6 +5,7 @@ The order is fixed for targets and drafters alike: classifier-free guidance, tem
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("guidance_scale", "temperature", "top_k", "top_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value in (math.inf, -math.inf):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if self.top_k != self.top_k or int(self.top_k) != self.top_k:
+            raise ValueError(f"top_k must be a whole number of at least 0 (0 = keep every code), got {self.top_k!r}")
         if not self.guidance_scale >= 1.0:
             raise ValueError(f"guidance_scale must be at least 1 (1 = no guidance), got {self.guidance_scale}")
         if not self.temperature >= 0.0:

@@ -114,6 +114,11 @@ class Trace:
         return render(self, image, kind, opacity, legend)
 
 
+def not_a_number(model: str, dtype: torch.dtype) -> str:
+    """One sentence about a model that answers with NaN."""
+    return f"{model} answers with NaN ({dtype}): load it in another dtype, or fetch its weights again"
+
+
 class Clock:
     """Splits wall-clock into the parts of a trace; forwards are timed where they run and taken out of the lap they fall in."""
 
@@ -164,6 +169,22 @@ class Recorder:
             log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
         self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))
         self.rounds += 1
+
+    def refuse_nan(self, family: str, dtype: torch.dtype) -> None:
+        """Raise FloatingPointError if the target's opinion of a committed token was not a number."""
+        scored = [entry for entry in self._log if entry.log_p is not None]
+        opinions = [entry.log_p.flatten() for entry in scored if entry.log_p is not None]
+        if not opinions or not bool(torch.cat(opinions).isnan().any()):
+            return
+        for entry in scored:
+            if entry.log_p is None:
+                continue
+            step = torch.arange(entry.log_p.shape[1], device=entry.added.device)
+            committed = step < torch.minimum(entry.added, entry.verdict.count)[:, None]
+            if entry.verdict.scored is not None:
+                committed &= entry.verdict.scored[:, None]
+            if bool((entry.log_p.isnan() & committed).any()):
+                raise FloatingPointError(not_a_number(family, dtype))
 
     def traces(
         self,

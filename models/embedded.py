@@ -38,8 +38,11 @@ class WordTokenizer:
         path = Path(folder) / cls.file_name
         if not path.is_file():
             raise FileNotFoundError(f"no word table at {path}: the folder is incomplete, fetch it again")
-        table = json.loads(path.read_text(encoding="utf-8"))
-        return cls(table["names"], table["colours"], table["words"], table.get("max_words", 8))
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))
+            return cls(table["names"], table["colours"], table["words"], table.get("max_words", 8))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a word table: fetch the folder again") from error
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write `words.json` into a folder."""
@@ -48,12 +51,15 @@ class WordTokenizer:
         table = {"names": self.names, "colours": self.colours, "words": self.words, "max_words": self.max_words}
         (folder / self.file_name).write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
-    def __call__(self, prompts: Items[str]) -> Tensor:
-        """Word ids [B, max_words], left-padded with 0. Raises ValueError that names the nearest known words or names."""
+    def __call__(self, prompts: Items[str], empty: bool = False) -> Tensor:
+        """Word ids [B, max_words], left-padded with 0; empty: a prompt may have no words.
+
+        Raises ValueError that names the nearest known words or names.
+        """
         rows = []
         for prompt in prompts:
             words = prompt.lower().replace("’", "'").replace(",", " ").split()
-            if not words:
+            if not words and not empty:
                 raise ValueError(f"the prompt is empty: write a name, for example {self.names[0]!r}")
             unknown = [word for word in words if word not in self.ids]
             if unknown:
@@ -169,9 +175,14 @@ class EmbeddedTarget(DiscreteTarget):
                 f"the word table has {len(tokenizer.words)} words and the model knows {self.config.words - 1}: "
                 "the tokenizer belongs to another model"
             )
+        if tokenizer.max_words > self.config.max_words:
+            raise ValueError(
+                f"the tokenizer reads up to {tokenizer.max_words} words and the model {self.config.max_words}: "
+                "the tokenizer belongs to another model"
+            )
         device = self.head.weight.device
         ids = tokenizer(prompts).to(device)
-        return self.condition(ids, None if negative is None else tokenizer(negative).to(device), guided)
+        return self.condition(ids, None if negative is None else tokenizer(negative, empty=True).to(device), guided)
 
     def condition(self, prompt_ids: Tensor, negative_ids: Tensor | None, guided: bool) -> Conditioning:
         """Prompt ids [B, P] (and the negative prompt's, None = no words) -> Conditioning with 2B rows if guided, else B."""

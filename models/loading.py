@@ -81,19 +81,40 @@ def load_components(source: Any, names: list[str], who: str, kwargs: dict[str, A
     for name in kwargs:
         if name not in known:
             raise TypeError(unknown_option(name, known, f"{who}.from_pretrained"))
-    dtype = kwargs.get("torch_dtype") or torch.float32
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(f"{who}.from_pretrained needs a folder or a Hub id, got {type(source).__name__}")
+    dtype = torch.float32 if kwargs.get("torch_dtype") is None else kwargs["torch_dtype"]
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"torch_dtype must be a floating dtype such as torch.float32 or torch.float16, got {dtype!r}")
     folder = resolve(source, {name: kwargs[name] for name in _HUB if name in kwargs})
     index = read_index(folder)
     parts: dict[str, Any] = {"defaults": kwargs.get("defaults", index.get("defaults"))}
+    check_defaults(parts["defaults"], folder)
     for name in names:
         if name in kwargs:
             parts[name] = kwargs[name]
             continue
         entry = index.get(name)
-        if not isinstance(entry, list) or len(entry) != 2:
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[1], str):
             raise ValueError(f"{folder} holds no {name}, which {who} needs: choose another method, or pass {name}=...")
         parts[name] = load_component(folder, name, entry[1], dtype)
     return parts
+
+
+def check_defaults(defaults: Any, folder: Path) -> None:
+    """Raise ValueError unless the family's defaults have the form that pipelines read."""
+    wrong = None
+    if defaults is not None and not isinstance(defaults, dict):
+        wrong = "not a table"
+    elif defaults:
+        grids, window = defaults.get("grids", []), defaults.get("window", {})
+        pairs = isinstance(grids, list) and all(isinstance(g, list | tuple) and len(g) == 2 for g in grids)
+        if not pairs or not all(isinstance(side, int) for grid in grids for side in grid):
+            wrong = "grids"
+        elif not isinstance(window, dict) or not all(isinstance(width, int) for width in window.values()):
+            wrong = "window"
+    if wrong:
+        raise ValueError(f"the defaults in {folder / INDEX} are not understood ({wrong}): fetch the folder again")
 
 
 def load_component(folder: Path, name: str, class_name: str, dtype: torch.dtype) -> Any:

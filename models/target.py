@@ -18,6 +18,7 @@ from ..decoding.cache import Cache
 from ..decoding.layout import ChainLayouts, Layout, causal_mask, fed_columns, fed_slots, tree_mask
 from ..decoding.sampling import Sampling, apply_grammar, guide, warp, widen
 from ..decoding.sequence import Sequence
+from ..decoding.trace import not_a_number
 from ..decoding.types import Draft, Scores
 from .backbone import Backbone
 
@@ -194,9 +195,8 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
             raw = guide(raw, sequence.sampling.guidance_scale)
         log_p = warp(raw, sequence.sampling)
         if sequence.low == 1 and bool(log_p[..., 0].isnan().any()):
-            raise FloatingPointError(
-                f"{type(self).__name__} answers with NaN ({self.dtype}): load it in another dtype, or fetch its weights again"
-            )
+            who = "the draft model, " if self.guided_draft else ""
+            raise FloatingPointError(not_a_number(f"{who}{type(self).__name__}", self.dtype))
         tree, nodes = draft.tree, draft.nodes
         reach = nodes if tree is None else tree.levels
         span = (sequence.low - 1, sequence.high + reach)

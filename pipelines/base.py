@@ -68,6 +68,11 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
 
     def __init__(self, target: DiscreteTarget, codec: Any, tokenizer: Any, defaults: dict[str, Any] | None = None):
         super().__init__()
+        if codec.config.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the codec has {codec.config.vocab_size} codes and the target {target.vocab_size}: "
+                "they must share one codebook, load a codec made for this target"
+            )
         self.register_modules(target=target, codec=codec, tokenizer=tokenizer)
         self.register_to_config(defaults=defaults or {})
         self.image_processor = VaeImageProcessor(vae_scale_factor=codec.config.downsample)
@@ -182,6 +187,8 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         prompts, negative = self._prompts(prompt, negative_prompt, num_images_per_prompt, sampling)
         if output_type not in ("pil", "np", "pt", "latent"):
             raise ValueError(f"output_type must be pil, np, pt or latent, got {output_type!r}")
+        if callback_on_step_end is not None and not callable(callback_on_step_end):
+            raise TypeError(f"callback_on_step_end must be a function, got {type(callback_on_step_end).__name__}")
         wanted = callback_on_step_end_tensor_inputs or ["tokens", "length"]
         for name in wanted:
             if name not in self._callback_tensor_inputs:
@@ -246,6 +253,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
 
         with self.progress_bar(total=sequence.limit - 1) as bar:
             decode(self.target, method.drafter, method.verifier, sequence, Noise(seeds), recorder, on_round)
+        recorder.refuse_nan(type(self.target).__name__, self.target.dtype)
         return sequence, recorder, method
 
     def _pictures(self, tokens: Tensor, output_type: str) -> Any:
@@ -284,6 +292,8 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         grids = [tuple(grid) for grid in self.family_default("grids", [])]
         first = grids[0] if grids else (16, 16)
         size = (first[0] * cell if height is None else height, first[1] * cell if width is None else width)
+        if not all(isinstance(length, int) and not isinstance(length, bool) for length in size):
+            raise TypeError(f"height and width must be whole numbers of pixels, got {size[0]!r} x {size[1]!r}")
         if size[0] <= 0 or size[1] <= 0 or size[0] % cell or size[1] % cell:
             raise ValueError(f"height and width must be positive multiples of {cell} pixels, got {size[0]} x {size[1]}")
         grid = (size[0] // cell, size[1] // cell)
@@ -304,7 +314,11 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         if negative is not None:
             if not sampling.guided:
                 raise ValueError("a negative prompt needs guidance_scale above 1")
-            negatives = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
+            if not isinstance(negative, str) and not (
+                isinstance(negative, list) and all(isinstance(text, str) for text in negative)
+            ):
+                raise TypeError(f"negative_prompt must be a string or a list of strings, got {negative!r}")
+            negatives = [negative] * len(prompts) if isinstance(negative, str) else negative
             if len(negatives) != len(prompts):
                 raise ValueError(
                     f"{len(negatives)} negative prompts were given for {len(prompts)} prompts: give one, or one each"
@@ -319,6 +333,9 @@ def draw_seeds(generator: torch.Generator | list[torch.Generator] | None, count:
     if isinstance(generator, list | tuple):
         if len(generator) != count:
             raise ValueError(f"{len(generator)} generators were given for {count} pictures: give one, or one each")
+        for item in generator:
+            if not isinstance(item, torch.Generator):
+                raise TypeError(f"generator must be a torch.Generator or a list of them, got a list with {type(item).__name__}")
         each = [torch.randint(top, (1,), generator=item, device=item.device).cpu() for item in generator]
         return torch.cat(each)
     if generator is not None and not isinstance(generator, torch.Generator):

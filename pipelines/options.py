@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -112,10 +113,11 @@ def _checked(item: dataclasses.Field[Any], value: Any) -> Any:
             raise ValueError(f"{name} must be True or False, got {value!r}")
         return value
     whole = meta["step"] is None or float(meta["step"]).is_integer()
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and int(value) != value):
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (whole and int(value) != value):
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"{name} must be {kind}, got {value!r}")
     low, high = meta["low"], meta["high"]
-    if (low is not None and value < low) or (high is not None and value > high) or value != value:
+    if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"{name} must be between {low} and {high}, got {value}")
     return int(value) if whole else float(value)

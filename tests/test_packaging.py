@@ -27,9 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 def run(*command, cwd):
     """Runs a command away from the checkout and returns its standard output."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -147,9 +145,7 @@ def test_wheel_carries_licence_and_notice(wheel):
 
 
 def test_wheel_imports_with_its_own_version(site, tmp_path):
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);import foredraft; print(foredraft.__file__, foredraft.__version__)"
-    )
+    code = "import sys; sys.path.insert(0, sys.argv[1]);import foredraft; print(foredraft.__file__, foredraft.__version__)"
     file, version = run(sys.executable, "-c", code, site, cwd=tmp_path).split()
     assert Path(file).is_relative_to(site)
     assert version == PROJECT["project"]["version"]

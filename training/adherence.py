@@ -70,9 +70,9 @@ def distances(images: Pictures, reference: Path = REFERENCE) -> Tensor:
 def to_lab(rgb: Tensor) -> Tensor:
     """sRGB [B, 3, H, W] in [0, 1] -> CIELAB under D65 (CIE 15; IEC 61966-2-1 for sRGB)."""
     linear = torch.where(rgb <= 0.04045, rgb / 12.92, ((rgb.clamp_min(0) + 0.055) / 1.055) ** 2.4)
-    to_xyz = rgb.new_tensor(
-        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    ) / rgb.new_tensor([[0.9505], [1.0], [1.089]])
+    to_xyz = rgb.new_tensor([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) / rgb.new_tensor(
+        [[0.9505], [1.0], [1.089]]
+    )
     xyz = torch.einsum("ij,bjhw->bihw", to_xyz, linear)
     root = torch.where(xyz > 216 / 24389, xyz.clamp_min(1e-8) ** (1 / 3), (24389 / 27 * xyz + 16) / 116)
     x, y, z = root.unbind(1)

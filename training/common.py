@@ -68,7 +68,4 @@ def seeded(*keys: int) -> torch.Generator:
 
 def half_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state with its floating-point tensors in half precision, contiguous."""
-    return {
-        name: (value.half() if value.is_floating_point() else value).contiguous().clone()
-        for name, value in state.items()
-    }
+    return {name: (value.half() if value.is_floating_point() else value).contiguous().clone() for name, value in state.items()}

@@ -47,9 +47,7 @@ class DistillRecipe:
 
 
 @torch.inference_mode()
-def sample_tokens(
-    target: EmbeddedTarget, words: Tensor, sampling: Sampling, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
+def sample_tokens(target: EmbeddedTarget, words: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Plain autoregressive sampling, one token per forward, for training and for the model card's figures.
 
     Args:

@@ -40,9 +40,7 @@ toothbrush, shopping cart
 _SMILEYS = "skull, ghost, alien, robot, broken heart"
 
 NAMES: tuple[str, ...] = tuple(
-    " ".join(name.split())
-    for group in (_ANIMALS, _FOOD, _TRAVEL, _ACTIVITIES, _OBJECTS, _SMILEYS)
-    for name in group.split(",")
+    " ".join(name.split()) for group in (_ANIMALS, _FOOD, _TRAVEL, _ACTIVITIES, _OBJECTS, _SMILEYS) for name in group.split(",")
 )
 """The emoji names in the order of the reference pictures; lower case, ASCII, at most four words."""
 
