@@ -314,11 +314,9 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         if negative is not None:
             if not sampling.guided:
                 raise ValueError("a negative prompt needs guidance_scale above 1")
-            if not isinstance(negative, str) and not (
-                isinstance(negative, list) and all(isinstance(text, str) for text in negative)
-            ):
-                raise TypeError(f"negative_prompt must be a string or a list of strings, got {negative!r}")
             negatives = [negative] * len(prompts) if isinstance(negative, str) else negative
+            if not isinstance(negatives, list) or not all(isinstance(text, str) for text in negatives):
+                raise TypeError(f"negative_prompt must be a string or a list of strings, got {type(negative).__name__}")
             if len(negatives) != len(prompts):
                 raise ValueError(
                     f"{len(negatives)} negative prompts were given for {len(prompts)} prompts: give one, or one each"
