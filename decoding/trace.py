@@ -29,10 +29,10 @@ class Trace:
     target_forwards counts scoring forwards, not the prompt's prefill; judged: draft tokens tested, up to and including a
     rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
     are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
-    the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny (the border of top-k and top-p is not looked at).
-    notes: what else a user should know.
-    relaxation_per_token: mean cost per verified token; only its average over images bounds the distance to the exact
-    distribution (0 for exact rules, None where it cannot be measured).
+    the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny; the
+    border of top-k and top-p is not looked at. relaxation_per_token: mean cost per verified token; only its average over images
+    bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). seed names the image's
+    noise; notes: what else a user should know.
     """
 
     method: str
