@@ -83,6 +83,13 @@ class Noise:
         """One number in (0, 1) per index: [B, M]."""
         return unit(_shift(self.keys(index, stream, salt), 33, 64), dtype)
 
+    def uniform_pair(
+        self, index: Tensor, stream: int, salt: int = 0, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, Tensor]:
+        """Two independent numbers in (0, 1) per index, the first of them `uniform`'s: [B, M] each, from the halves of one key."""
+        keys = self.keys(index, stream, salt)
+        return unit(_shift(keys, 33, 64), dtype), unit(keys, dtype)
+
     def uniform_table(self, limit: int, stream: int, salt: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
         """`uniform` for every index below limit, made once: [B, limit or more]."""
         key = (stream, salt, dtype)

@@ -65,7 +65,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits / sampling.temperature
     vocabulary = logits.shape[-1]
     if 0 < sampling.top_k < vocabulary:
-        values, codes = logits.topk(sampling.top_k, dim=-1)
+        values, codes = logits.topk(sampling.top_k, dim=-1, sorted=False)
         logits = torch.full_like(logits, -torch.inf).scatter_(-1, codes, values)
     if sampling.top_p < 1.0:
         values, codes = logits.sort(dim=-1, descending=True, stable=True)

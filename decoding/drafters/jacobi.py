@@ -111,10 +111,10 @@ class JacobiDrafter:
         p, index = scores.p, scores.index
         if self.tail == "gumbel":
             return draw(scores.log_p, scores.noise(noise))
-        salt = 3 * self.iteration
-        uniform = noise.uniform(index, TAIL, salt, p.dtype)
+        salt = 2 * self.iteration
         if self.tail == "resample":
-            return inverse_cdf(p, uniform)
+            return inverse_cdf(p, noise.uniform(index, TAIL, salt, p.dtype))
+        uniform, coin = noise.uniform_pair(index, TAIL, salt, p.dtype)
         if draft.q is None:
             raise ValueError(f"tail {self.tail!r} needs the law of the last window")
         window, q = draft.nodes, draft.q
@@ -122,7 +122,7 @@ class JacobiDrafter:
         if self.tail == "reuse":
             keep, law = p_x > self.tau * q_x, p
         else:
-            keep = noise.uniform(index[:, :window], TAIL, salt + 1, p.dtype) * q_x < p_x
+            keep = coin[:, :window] * q_x < p_x
             law = torch.cat((normalised((p[:, :window] - q).clamp_(min=0.0), p[:, :window]), p[:, window:]), 1)
         fresh = inverse_cdf(law, uniform)
         return torch.cat((torch.where(keep, draft.tokens, fresh[:, :window]), fresh[:, window:]), 1)
@@ -197,7 +197,7 @@ class JacobiDrafter:
         """Draw a neighbour's law [B, W, V] with the slot's own noise."""
         if self.seeded or self.tail == "gumbel":
             return draw(law.log(), noise.log_exponential(index, self.vocabulary, DRAW, dtype=law.dtype))
-        return inverse_cdf(law, noise.uniform(index, TAIL, 3 * self.iteration + 2, law.dtype))
+        return inverse_cdf(law, noise.uniform(index, TAIL, 2 * self.iteration + 1, law.dtype))
 
     def _remember(self, sequence: Sequence, scores: Scores) -> None:
         """Keep the newest law of every position the window has seen, in a ring as long as a row and a window."""

@@ -229,3 +229,14 @@ def test_distinct_draws_stop_where_the_support_ends():
     assert exist.tolist() == [[True, True, False, False]] * 100
     assert (codes[:, :2].sort(1).values == torch.tensor([1, 3])).all()
     assert (codes.sort(1).values == torch.arange(4)).all()
+
+
+def test_pairs_are_uniform_and_independent() -> None:
+    """The two halves of a key: the first is `uniform`'s, both fill 16 x 16 cells evenly."""
+    noise, index = Noise(torch.arange(50)), torch.arange(4000)[None]
+    first, second = noise.uniform_pair(index, COIN, 3, torch.float64)
+    assert torch.equal(first, noise.uniform(index, COIN, 3, torch.float64))
+    cells = ((first * 16).long() * 16 + (second * 16).long()).flatten().bincount(minlength=256).double()
+    expected = cells.sum() / 256
+    chi_square = float(((cells - expected) ** 2 / expected).sum())
+    assert abs(chi_square - 255) < 5 * (2 * 255) ** 0.5
