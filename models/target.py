@@ -40,7 +40,7 @@ class Conditioning:
 
 
 class DiscreteTarget(ModelMixin, ConfigMixin):
-    """A decoder over codes. Subclasses define `backbone`, `embed`, `logits`, `rotary` and `condition`."""
+    """A decoder over codes. Subclasses define `backbone`, `embed`, `logits`, `rotary`, `prompt_rotary` and `encode`."""
 
     backbone: Backbone
     vocab_size: int
