@@ -130,11 +130,14 @@ class Clock:
     def lap(self, part: str, sequence: Sequence) -> None:
         """Book the time since the last lap under `part`."""
         now = perf_counter()
-        target, draft = sequence.model_seconds - self._target, sequence.draft_seconds - self._draft
+        elapsed = now - self._at
+        # A forward that ended before the clock began (a prompt's prefill) is not on it.
+        target = min(sequence.model_seconds - self._target, elapsed)
+        draft = min(sequence.draft_seconds - self._draft, elapsed - target)
         self._target, self._draft = sequence.model_seconds, sequence.draft_seconds
         self.parts["target"] += target
         self.parts["draft_model"] += draft
-        self.parts[part] += now - self._at - target - draft
+        self.parts[part] += elapsed - target - draft
         self._at = now
 
 

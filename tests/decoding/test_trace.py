@@ -13,7 +13,7 @@ from foredraft.decoding.noise import DRAW, Noise
 from foredraft.decoding.rules import Clustered, Exact
 from foredraft.decoding.sampling import Sampling
 from foredraft.decoding.sequence import Sequence
-from foredraft.decoding.trace import Recorder, Trace
+from foredraft.decoding.trace import Clock, Recorder, Trace
 from foredraft.decoding.tree import balanced_paths, static_tree
 from foredraft.decoding.types import ACCEPTED, BONUS, DRAWN, FORCED, RECOVERED, SOURCES, Drafter, Verifier
 from foredraft.decoding.verify import Match, Prefix, Walk
@@ -172,6 +172,16 @@ def test_no_rounds_at_all():
     assert trace.tokens == 0 and not trace.complete and trace.rounds == 0
     assert trace.tokens_per_forward == trace.mean_acceptance_length == trace.acceptance_rate == trace.engine_share == 0.0
     assert_round_trip(trace)
+
+
+def test_forwards_before_the_clock_are_not_on_it():
+    """A clock that begins after a long prefill books no negative time and no more than has passed."""
+    sequence = begin(TARGET, UNEQUAL, (3, 4), Sampling())
+    sequence.model_seconds = sequence.draft_seconds = 100.0
+    clock = Clock()
+    clock.lap("other", sequence)
+    clock.lap("verify", sequence)
+    assert all(value >= 0 for value in clock.parts.values()) and sum(clock.parts.values()) < 10
 
 
 def test_the_clock_splits_the_whole():
