@@ -11,10 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def pick(rows: Tensor, x: Tensor) -> Tensor:
-    """rows [..., V] at codes x [...] -> [...]."""
-    return rows.gather(-1, x[..., None])[..., 0]
+from .types import Rule, pick
 
 
 def point_mass(x: Tensor, like: Tensor) -> Tensor:
@@ -29,18 +26,34 @@ def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(empty, fallback, mass / total.masked_fill(empty, 1.0))
 
 
-class Exact:
+class Pointwise:
+    """A rule whose f(x) depends on p(x) and q(x) alone: a verifier that knows these forms no whole distribution to test a token.
+
+    Subclasses define `keep`, and no `accept` of their own.
+    """
+
+    def keep(self, p_x: Tensor, q_x: Tensor | None, depth: Tensor | int = 0) -> Tensor:
+        """f [...] from p(x) and q(x) [...] (None = point mass)."""
+        raise TypeError(f"{type(self).__name__} does not say what it keeps")
+
+    def accept(self, p: Tensor, q: Tensor | None, x: Tensor, depth: Tensor | int = 0) -> Tensor:
+        """f [...] from whole distributions."""
+        return self.keep(pick(p, x), None if q is None else pick(q, x), depth)
+
+
+def pointwise(rule: Rule) -> Pointwise | None:
+    """The rule, if it is pointwise throughout."""
+    return rule if isinstance(rule, Pointwise) and type(rule).accept is Pointwise.accept else None
+
+
+class Exact(Pointwise):
     """f = min(1, p / q), G = norm((p - q)+): the output distribution is the target's."""
 
     exact = True
 
-    def accept(self, p: Tensor, q: Tensor | None, x: Tensor, depth: Tensor | int = 0) -> Tensor:
+    def keep(self, p_x: Tensor, q_x: Tensor | None, depth: Tensor | int = 0) -> Tensor:
         """f [...]; zero where p(x) = 0 or q(x) = 0, so a forbidden token is never committed."""
-        p_x = pick(p, x)
-        if q is None:
-            return p_x
-        q_x = pick(q, x)
-        return torch.where(q_x > 0, p_x / q_x, 0.0).clamp_(max=1.0)
+        return p_x if q_x is None else torch.where(q_x > 0, p_x / q_x, 0.0).clamp_(max=1.0)
 
     def residual(self, p: Tensor, q: Tensor | None, x: Tensor, depth: Tensor | int = 0) -> Tensor:
         """G [..., V]; p itself where nothing is left."""

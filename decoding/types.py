@@ -23,18 +23,34 @@ ACCEPTED, RECOVERED, BONUS, DRAWN, FORCED, UNVERIFIED = range(6)
 SOURCES = ("accepted", "recovered", "bonus", "drawn", "forced", "unverified")
 
 
+class Laws(Protocol):
+    """The distributions a draft was drawn from, where forming all of them [B, K, V] would cost more than what is asked of them."""
+
+    def pick(self, x: Tensor) -> Tensor:
+        """Probability of codes x [B, K], one per node: [B, K]."""
+        ...
+
+    def row(self, at: Tensor) -> Tensor:
+        """The law of node at [B] of each row: [B, V]."""
+        ...
+
+    def dense(self) -> Tensor:
+        """All of them: [B, K, V]."""
+        ...
+
+
 @dataclass
 class Draft:
     """Tokens proposed for one round.
 
-    tokens [B, K]; q [B, K, V] the distribution each was drawn from, given every node drawn before it, or None for a
-    deterministic draft (a point mass); tree None = chain; valid [B, K] or None = all (in a chain a prefix of each row).
-    trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False commit their valid nodes,
-    in order, without a verdict of the target.
+    tokens [B, K]; laws: the distribution each was drawn from, given every node drawn before it: [B, K, V], something that makes
+    it on demand, or None for a deterministic draft (a point mass); tree None = chain; valid [B, K] or None = all (in a chain a
+    prefix of each row). trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False commit
+    their valid nodes, in order, without a verdict of the target.
     """
 
     tokens: Tensor
-    q: Tensor | None = None
+    laws: Tensor | Laws | None = None
     tree: Tree | None = None
     valid: Tensor | None = None
     trust: Tensor | None = None
@@ -44,6 +60,39 @@ class Draft:
     def nodes(self) -> int:
         """K."""
         return self.tokens.shape[1]
+
+    @property
+    def q(self) -> Tensor | None:
+        """`laws` as a tensor [B, K, V], made when first asked for; None for a deterministic draft."""
+        if self.laws is not None and not isinstance(self.laws, Tensor):
+            self.laws = self.laws.dense()
+        return self.laws
+
+    @q.setter
+    def q(self, rows: Tensor | None) -> None:
+        self.laws = rows
+
+    def likelihood(self) -> Tensor | None:
+        """q of the drafted tokens [B, K]."""
+        if self.laws is None:
+            return None
+        return pick(self.laws, self.tokens) if isinstance(self.laws, Tensor) else self.laws.pick(self.tokens)
+
+    def law(self, at: Tensor) -> Tensor | None:
+        """q of node at [B] of each row: [B, V]."""
+        if self.laws is None:
+            return None
+        return row(self.laws, at) if isinstance(self.laws, Tensor) else self.laws.row(at)
+
+
+def pick(rows: Tensor, x: Tensor) -> Tensor:
+    """rows [..., V] at codes x [...] -> [...]."""
+    return rows.gather(-1, x[..., None])[..., 0]
+
+
+def row(rows: Tensor, at: Tensor) -> Tensor:
+    """rows [B, M, V] at at [B] -> [B, V]."""
+    return rows[0, at] if len(rows) == 1 else rows.gather(1, at[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
 
 
 @dataclass
@@ -68,6 +117,14 @@ class Scores:
         if self._p is None:
             self._p = self.log_p.exp()
         return self._p
+
+    def likelihood(self, x: Tensor) -> Tensor:
+        """p of codes x [B, M] at the first M rows: [B, M]."""
+        return pick(self.log_p[:, : x.shape[1]], x).exp()
+
+    def law(self, at: Tensor) -> Tensor:
+        """p at row at [B] of each image: [B, V]."""
+        return row(self.log_p, at).exp() if self._p is None else row(self._p, at)
 
     def noise(self, noise: Noise) -> Tensor:
         """log E of the DRAW stream at every row: [B, K + 1, V]. Do not write into the result."""

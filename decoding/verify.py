@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .noise import COIN, DRAW, RECOVER, Noise
+from .rules import pointwise
 from .sampling import draw_with_margin, inverse_cdf
 from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict
 
@@ -31,11 +32,6 @@ def draw_stop(law: Tensor, scores: Scores, index: Tensor, noise: Noise) -> Tenso
 
 def _valid(draft: Draft) -> Tensor:
     return torch.ones_like(draft.tokens, dtype=torch.bool) if draft.valid is None else draft.valid
-
-
-def _row(rows: Tensor, at: Tensor) -> Tensor:
-    """rows [B, M, V] at at [B] -> [B, V]."""
-    return rows.gather(1, at[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
 
 
 def _finish(tokens: Tensor, last: Tensor, accepted: Tensor) -> Tensor:
@@ -133,19 +129,23 @@ class Prefix:
 
     def __init__(self, rule: Rule):
         self.rule, self.exact = rule, rule.exact
+        self._pointwise = pointwise(rule)
 
     def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         """See `Verifier`."""
         if draft.tree is not None:
             raise ValueError("Prefix tests chains; use Walk for a draft tree")
-        p, nodes = scores.p, draft.nodes
+        nodes = draft.nodes
         cost = trusted = None
         if nodes == 0:
             accepted = judged = torch.zeros_like(scores.index[:, 0])
-            law, source = p[:, 0], torch.full_like(accepted, DRAWN)
+            law, source = scores.p[:, 0], torch.full_like(accepted, DRAWN)
         else:
-            depth = torch.arange(1, nodes + 1, device=p.device)
-            keep = self.rule.accept(p[:, :nodes], draft.q, draft.tokens, depth)
+            depth = torch.arange(1, nodes + 1, device=draft.tokens.device)
+            if self._pointwise is not None:
+                keep = self._pointwise.keep(scores.likelihood(draft.tokens), draft.likelihood(), depth)
+            else:
+                keep = self.rule.accept(scores.p[:, :nodes], draft.q, draft.tokens, depth)
             kept = scores.uniform(noise, scores.index[:, :nodes], COIN, dtype=keep.dtype) < keep
             if draft.trust is not None:
                 kept |= draft.trust
@@ -158,19 +158,16 @@ class Prefix:
             trusted = _trusted(draft, None, accepted)
             if trusted is not None:
                 judged = judged - trusted
-            p_stop, at = _row(p, accepted), accepted.clamp(max=nodes - 1)
-            q_stop = None if draft.q is None else _row(draft.q, at)
-            residual = self.rule.residual(p_stop, q_stop, draft.tokens.gather(1, at[:, None])[:, 0], at + 1)
+            p_stop, at = scores.law(accepted), accepted.clamp(max=nodes - 1)
+            residual = self.rule.residual(p_stop, draft.law(at), draft.tokens.gather(1, at[:, None])[:, 0], at + 1)
             law, source = torch.where(rejected[:, None], residual, p_stop), BONUS - rejected.long()
-            cost = self._cost(draft, p, judged)
+            cost = None if self.rule.exact else self._cost(draft, scores.p, judged)
         last = draw_stop(law, scores, scores.index.gather(1, accepted[:, None])[:, 0], noise)
         tokens = _finish(draft.tokens, last, accepted)
         return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost, trusted=trusted)
 
-    def _cost(self, draft: Draft, p: Tensor, judged: Tensor) -> Tensor | None:
-        """Sum of the rule's cost over the judged [B] tokens, which follow the trusted ones: [B]; None for an exact rule."""
-        if self.rule.exact:
-            return None
+    def _cost(self, draft: Draft, p: Tensor, judged: Tensor) -> Tensor:
+        """Sum of a relaxed rule's cost over the judged [B] tokens, which follow the trusted ones: [B]."""
         rule: _Costly = self.rule  # type: ignore[assignment]
         cost = rule.cost(p[:, : draft.nodes], draft.q, draft.tokens)
         order = torch.arange(1, draft.nodes + 1, device=p.device).expand_as(draft.tokens)

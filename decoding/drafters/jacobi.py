@@ -14,13 +14,74 @@ from torch import Tensor
 
 from ..noise import DRAFT, DRAW, TAIL, Noise
 from ..planner import Planner
-from ..rules import normalised, pick, point_mass
+from ..rules import normalised, point_mass
 from ..sampling import draw, inverse_cdf
 from ..sequence import Sequence
-from ..types import Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict, pick, row
 
 TAILS = ("gumbel", "coupled", "resample", "reuse")
 INITS = ("above", "left", "sample_above", "sample_left", "random")
+
+
+class JacobiLaws:
+    """What the tokens of a window were drawn from; formed only where it is asked for.
+
+    tokens [B, W]. new [B, W]: slots filled this round; their token is a point mass, uniform over the V codes where spread [B, W],
+    or of law born [B, W, V] if that is given. old: log-probabilities of the last forward [B, M, V], and the row [B, W] of them
+    that each other slot was drawn from (None: every slot is new).
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        new: Tensor,
+        spread: Tensor | None,
+        born: Tensor | None,
+        old: tuple[Tensor, Tensor] | None,
+        vocabulary: int,
+        dtype: torch.dtype,
+    ):
+        self.tokens, self.new, self.spread, self.born = tokens, new, spread, born
+        self.old, self.vocabulary, self.dtype = old, vocabulary, dtype
+        self._dense: Tensor | None = None
+
+    def pick(self, x: Tensor) -> Tensor:
+        """See `Laws`."""
+        if self.born is not None:
+            first = pick(self.born, x)
+        else:
+            first = (x == self.tokens).to(self.dtype)
+        if self.spread is not None:
+            first = torch.where(self.spread, 1.0 / self.vocabulary, first)
+        if self.old is None:
+            return first
+        log_p, rows = self.old
+        return torch.where(self.new, first, log_p.flatten(1).gather(1, rows * self.vocabulary + x).exp())
+
+    def row(self, at: Tensor) -> Tensor:
+        """See `Laws`."""
+        at = at[:, None]
+        tokens, new, spread = self.tokens.gather(1, at), self.new.gather(1, at), None
+        if self.spread is not None:
+            spread = self.spread.gather(1, at)
+        born = None if self.born is None else row(self.born, at[:, 0])[:, None]
+        old = None if self.old is None else (self.old[0], self.old[1].gather(1, at))
+        return JacobiLaws(tokens, new, spread, born, old, self.vocabulary, self.dtype).dense()[:, 0]
+
+    def dense(self) -> Tensor:
+        """See `Laws`."""
+        if self._dense is None:
+            shape = (*self.tokens.shape, self.vocabulary)
+            law = self.born
+            if law is None:
+                law = torch.zeros(shape, dtype=self.dtype, device=self.tokens.device).scatter_(2, self.tokens[..., None], 1.0)
+            if self.spread is not None:
+                law = torch.where(self.spread[..., None], 1.0 / self.vocabulary, law)
+            if self.old is not None:
+                log_p, rows = self.old
+                law = torch.where(self.new[..., None], law, log_p.gather(1, rows[..., None].expand(shape)).exp())
+            self._dense = law
+        return self._dense
 
 
 class JacobiDrafter:
@@ -60,7 +121,7 @@ class JacobiDrafter:
         self.iteration = 0
         self._canvas: Tensor | None = None
         self._last: Tensor | None = None
-        self._q: Tensor | None = None
+        self._old: Tensor | None = None
         self._first: Tensor | None = None
         self._laws: Tensor | None = None
 
@@ -73,10 +134,10 @@ class JacobiDrafter:
             self._canvas = torch.zeros(len(index), room, dtype=torch.long, device=index.device)
             self._canvas[:, : sequence.limit - 1] = sequence.tokens[:, 1:]
             self._last = index[:, :1] - 1
-        tokens, q = self._initialise(sequence, noise, index, self._canvas, self._last)
+        tokens, laws = self._initialise(sequence, noise, index, self._canvas, self._last)
         valid = index < sequence.limit - 1 if sequence.high + window > sequence.limit else None
         self.iteration += 1
-        return Draft(tokens, q, valid=valid)
+        return Draft(tokens, laws, valid=valid)
 
     def observe(self, sequence: Sequence, draft: Draft, scores: Scores | None, verdict: Verdict, noise: Noise) -> None:
         """Write what was committed, and the refined tokens after it, to the canvas; keep the laws of the refined ones."""
@@ -101,27 +162,23 @@ class JacobiDrafter:
         tokens = torch.where(committed, verdict.tokens, self._redraw(draft, scores, noise))
         self._canvas.scatter_(1, place, tokens)
         self._last = place[:, -1:]
-        # Laws move to the front with their tokens; what lies behind them is filled when the next window is made.
-        slot = (verdict.count[:, None] + sequence.steps(window)).clamp_(max=window)
-        self._q = scores.p.gather(1, slot[..., None].expand(-1, -1, self.vocabulary))
-        self._first = place[:, :1] + verdict.count[:, None]
+        self._old, self._first = scores.log_p, place[:, :1]
 
     def _redraw(self, draft: Draft, scores: Scores, noise: Noise) -> Tensor:
         """A token for every row of the scores, of law p, as far as it was not committed: [B, W + 1]. The last had none before."""
-        p, index = scores.p, scores.index
         if self.tail == "gumbel":
             return draw(scores.log_p, scores.noise(noise))
-        salt = 2 * self.iteration
+        p, index, salt = scores.p, scores.index, 2 * self.iteration
         if self.tail == "resample":
             return inverse_cdf(p, noise.uniform(index, TAIL, salt, p.dtype))
         uniform, coin = noise.uniform_pair(index, TAIL, salt, p.dtype)
-        if draft.q is None:
+        window, p_x, q_x = draft.nodes, scores.likelihood(draft.tokens), draft.likelihood()
+        if q_x is None:
             raise ValueError(f"tail {self.tail!r} needs the law of the last window")
-        window, q = draft.nodes, draft.q
-        p_x, q_x = pick(p[:, :window], draft.tokens), pick(q, draft.tokens)
         if self.tail == "reuse":
             keep, law = p_x > self.tau * q_x, p
         else:
+            q = draft.q
             keep = coin[:, :window] * q_x < p_x
             law = torch.cat((normalised((p[:, :window] - q).clamp_(min=0.0), p[:, :window]), p[:, window:]), 1)
         fresh = inverse_cdf(law, uniform)
@@ -129,8 +186,8 @@ class JacobiDrafter:
 
     def _initialise(
         self, sequence: Sequence, noise: Noise, index: Tensor, canvas: Tensor, last: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Tokens [B, W] of the window at `index` and, unless seeded, their laws q [B, W, V].
+    ) -> tuple[Tensor, JacobiLaws | None]:
+        """Tokens [B, W] of the window at `index` and, unless seeded, their laws q.
 
         last [B, 1]: the last image-token index that holds a token, committed or drafted (-1 before the first); slots up to it
         read the canvas, the others are new.
@@ -158,21 +215,16 @@ class JacobiDrafter:
             tokens = torch.where(forced >= 0, forced, tokens)
         if self.seeded:
             return tokens, None
-        born = point_mass(tokens, torch.empty(*index.shape, self.vocabulary, dtype=self.dtype, device=index.device))
+        spread = missing if missing is None or forced is None else missing & (forced < 0)
+        born = None
         if law is not None:
-            born = torch.where(free[..., None], law, born)
-        if missing is not None:
-            spread = missing if forced is None else missing & (forced < 0)
-            born = torch.where(spread[..., None], 1.0 / self.vocabulary, born)
-        if self._q is not None and self._first is not None and self.refine:
-            q = self._q
+            born = torch.where(free[..., None], law, point_mass(tokens, law))
+        old, behind = None, new
+        if self._old is not None and self._first is not None and self.refine:
+            old = (self._old, (index - self._first).clamp_(0, self.window))
             if forced is not None:
-                # Forced tokens were appended after the last verdict, so the window has moved on by as many slots.
-                slot = (index - self._first).clamp_(0, self.window - 1)
-                q = q.gather(1, slot[..., None].expand(-1, -1, self.vocabulary))
-                new = new | (forced >= 0)
-            born = torch.where(new[..., None], born, q)
-        return tokens, born
+                behind = new | (forced >= 0)
+        return tokens, JacobiLaws(tokens, behind, spread, born, old, self.vocabulary, self.dtype)
 
     def _forced(self, sequence: Sequence, index: Tensor) -> Tensor | None:
         """The forced token at image-token indices [B, W], -1 where the model chooses; None: this family forces nothing."""

@@ -9,7 +9,8 @@ from foredraft.decoding.drafters.jacobi import JacobiDrafter
 from foredraft.decoding.drafters.model import ModelDrafter
 from foredraft.decoding.noise import DRAW, Noise, splitmix64
 from foredraft.decoding.planner import Planner
-from foredraft.decoding.rules import Exact, pick
+from foredraft.decoding.rules import Exact
+from foredraft.decoding.types import pick
 from foredraft.decoding.sampling import draw
 from foredraft.decoding.sequence import Sequence
 from foredraft.decoding.tree import Tree
