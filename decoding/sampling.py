@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,8 +56,19 @@ def widen(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+def kth_largest(logits: Tensor, k: int) -> Tensor:
+    """The k-th largest value of each row [..., V] -> [..., 1]. On a CPU by numpy's selection, about twice as fast as a top-k."""
+    if logits.device.type != "cpu":
+        return logits.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    place = logits.shape[-1] - k
+    return torch.from_numpy(np.partition(logits.numpy(), place, axis=-1)[..., place, None])
+
+
 def warp(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, top-k and top-p: logits [..., V] -> normalised log-probabilities [..., V], -inf where nothing is kept."""
+    """Temperature, top-k and top-p: logits [..., V] -> normalised log-probabilities [..., V], -inf where nothing is kept.
+
+    Codes that tie with the last one top-k keeps are kept too.
+    """
     logits = widen(logits)
     if sampling.temperature == 0.0:
         best = logits.argmax(-1, keepdim=True)
@@ -65,8 +77,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits / sampling.temperature
     vocabulary = logits.shape[-1]
     if 0 < sampling.top_k < vocabulary:
-        values, codes = logits.topk(sampling.top_k, dim=-1, sorted=False)
-        logits = torch.full_like(logits, -torch.inf).scatter_(-1, codes, values)
+        logits = logits.masked_fill(logits < kth_largest(logits, sampling.top_k), -torch.inf)
     if sampling.top_p < 1.0:
         values, codes = logits.sort(dim=-1, descending=True, stable=True)
         mass = values.softmax(-1)

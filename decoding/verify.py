@@ -176,6 +176,11 @@ class Prefix:
         return (cost * (order <= judged[:, None])).sum(1)
 
 
+def _nothing(mask: Tensor) -> bool:
+    """Whether no row is meant; False where asking would make the host wait."""
+    return mask.device.type == "cpu" and not bool(mask.any())
+
+
 class Walk:
     """Descend a tree: test the current node's children in order, each against what the earlier siblings have left of p."""
 
@@ -203,6 +208,8 @@ class Walk:
                 node = options[:, sibling]
                 safe = node.clamp(min=0)
                 live = (accepted == depth - 1) & (node >= 0) & valid[batch, safe] & ~descended
+                if _nothing(live):
+                    break
                 x, q = draft.tokens[batch, safe], None if draft.q is None else draft.q[batch, safe]
                 keep = self.rule.accept(law, q, x, depth)
                 coin = scores.uniform(noise, scores.index[batch, at][:, None], COIN, sibling, keep.dtype)[:, 0]
@@ -217,6 +224,9 @@ class Walk:
                 path[:, depth - 1] = torch.where(taken, node, path[:, depth - 1])
                 descended |= taken
                 failed |= missed
+            if _nothing(descended):
+                rejected = rejected | failed
+                break
             accepted = accepted + descended
             rejected = torch.where(descended, False, rejected | failed)
             at = torch.where(descended, path[:, depth - 1] + 1, at)

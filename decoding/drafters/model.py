@@ -64,7 +64,6 @@ class ModelDrafter:
             if not seeded or tree is not None or dynamic is not None:
                 raise ValueError("a planner follows the clock, which only seeded chains may")
             planner.begin()
-        self._fed = torch.full_like(own.tokens, -1)
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
         """Draft K tokens after the last committed one."""
@@ -104,18 +103,15 @@ class ModelDrafter:
         """Adopt the committed tokens; the cache stays valid up to the first column that was fed something else."""
         own = self.own
         column = own.steps(own.limit)
-        wrong = (self._fed != sequence.tokens) | (column >= sequence.length[:, None] - 1)
+        fed = torch.minimum(own.cached, sequence.length - 1)
+        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
         own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
 
     def _score(self, draft: Draft) -> Scores:
-        """One forward of the draft model; remembers what it was fed."""
-        own = self.own
+        """One forward of the draft model, which feeds it all of its own tokens that are not cached yet."""
         self.draft_forwards += 1
-        scores = self.model.score(own, draft)
-        column = own.steps(own.limit)
-        fed = (column < own.length[:, None]) & (column >= own.length[:, None] - own.pending)
-        self._fed = torch.where(fed, own.tokens, self._fed)
-        own.cached = own.length
+        scores = self.model.score(self.own, draft)
+        self.own.cached = self.own.length
         return scores
 
     def _chain(self, noise: Noise) -> Draft:
@@ -135,10 +131,13 @@ class ModelDrafter:
     def _append(self, token: Tensor) -> None:
         """Put a drafted token into the draft model's own sequence; rows at the end of the image stay as they are."""
         own = self.own
-        place = own.length.clamp(max=own.limit - 1)[:, None]
-        value = torch.where(own.active[:, None], token[:, None], own.tokens.gather(1, place))
-        own.tokens = own.tokens.scatter(1, place, value)
-        own.length = torch.clamp(own.length + 1, max=own.limit)
+        if own.high < own.limit:
+            own.tokens.scatter_(1, own.length[:, None], token[:, None])
+            own.length = own.length + 1
+        else:
+            place = own.length.clamp(max=own.limit - 1)[:, None]
+            own.tokens.scatter_(1, place, torch.where(own.active[:, None], token[:, None], own.tokens.gather(1, place)))
+            own.length = torch.clamp(own.length + 1, max=own.limit)
         own.low, own.high, own.pending = min(own.low + 1, own.limit), min(own.high + 1, own.limit), 1
 
     def _static(self, noise: Noise, tree: Tree) -> Draft:

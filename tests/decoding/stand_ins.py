@@ -10,11 +10,10 @@ from foredraft.decoding.drafters.model import ModelDrafter
 from foredraft.decoding.noise import DRAW, Noise, splitmix64
 from foredraft.decoding.planner import Planner
 from foredraft.decoding.rules import Exact
-from foredraft.decoding.types import pick
 from foredraft.decoding.sampling import draw
 from foredraft.decoding.sequence import Sequence
 from foredraft.decoding.tree import Tree
-from foredraft.decoding.types import Draft, Scores, Verdict, Verifier
+from foredraft.decoding.types import Draft, Scores, Verdict, Verifier, pick
 from torch import Tensor
 
 from .tabular import TabularTarget, fresh_sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from foredraft.decoding.noise import DRAW, Noise
-from foredraft.decoding.sampling import Sampling, apply_grammar, draw, draw_with_margin, guide, inverse_cdf, warp
+from foredraft.decoding.sampling import Sampling, apply_grammar, draw, draw_with_margin, guide, inverse_cdf, kth_largest, warp
 
 from .tabular import seeds
 from .test_rules import TIGHT, laws
@@ -57,17 +57,17 @@ def test_temperature_zero_is_the_first_best_code():
     assert log_p.exp().tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
-def test_top_k_keeps_k_codes_also_of_equal_ones():
-    """Ties at the edge: k codes are kept, all of them among the best, the same ones each time."""
-    raw = torch.tensor([[5.0, 1.0, 1.0, 1.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
+def test_top_k_keeps_what_ties_with_the_last_code_kept():
+    """The border is a value, so that no order of equal codes decides, on any device."""
+    raw = torch.tensor([[5.0, 1.0, 1.0, 0.5, 0.0], [3.0, 2.0, 2.0, 2.0, 1.0], [5.0, 4.0, 3.0, 2.0, 1.0]])
     log_p = warp(raw, Sampling(top_k=3))
     kept = log_p > -torch.inf
-    assert kept.sum(-1).tolist() == [3, 3]
-    assert kept[0, 0] and not kept[0, 4]
-    assert torch.equal(kept, warp(raw, Sampling(top_k=3)) > -torch.inf)
+    assert kept.tolist() == [[True, True, True, False, False], [True] * 4 + [False], [True] * 3 + [False] * 2]
     assert torch.equal(kept[:1], warp(raw[:1], Sampling(top_k=3)) > -torch.inf)  # alone as in a batch
-    expected = torch.where(kept, raw, -torch.inf).log_softmax(-1)
-    assert torch.equal(log_p, expected)
+    assert torch.equal(log_p, torch.where(kept, raw, -torch.inf).log_softmax(-1))
+    wide = torch.randn(3, 7, 300, generator=torch.Generator().manual_seed(0))
+    for k in (1, 5, 299):
+        assert torch.equal(kth_largest(wide, k), wide.sort(-1, descending=True).values[..., k - 1 : k])
 
 
 def test_top_p_at_its_boundary():
