@@ -32,7 +32,7 @@ def model_roots() -> list[Path]:
 
 
 class Models(torch.nn.Module):
-    """Modules that are loaded and unloaded together. ComfyUI writes attributes such as `device` on it, which diffusers forbids."""
+    """Modules that are loaded and unloaded together. ComfyUI writes attributes such as `device` on it; diffusers forbids that."""
 
     def __init__(self, parts: dict[str, torch.nn.Module]):
         super().__init__()

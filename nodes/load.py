@@ -113,7 +113,8 @@ def missing(what: str, name: str, known: list[str]) -> ValueError:
     """One sentence about a model that is not there."""
     roots = " or ".join(str(root) for root in host.model_roots())
     return ValueError(
-        f"there is no {what} {name!r}: put its folder (with a {INDEX}) into {roots} and press R, or choose one of {', '.join(known)}"
+        f"there is no {what} {name!r}: put its folder (with a {INDEX}) into {roots} and press R, "
+        f"or choose one of {', '.join(known)}"
     )
 
 

@@ -48,7 +48,7 @@ def prompt_inputs(target: str) -> dict[str, Any]:
                 "default": "fox",
                 "multiline": True,
                 "dynamicPrompts": True,
-                "tooltip": "What to draw. The demo model knows names such as fox or red apple, and backgrounds: red apple on blue.",
+                "tooltip": "What to draw. The demo model knows names such as fox, and backgrounds: red apple on blue.",
             },
         ),
         "negative_prompt": (
@@ -67,8 +67,8 @@ def prompt_inputs(target: str) -> dict[str, Any]:
                 "min": 0,
                 "max": 2**64 - 1,
                 "control_after_generate": True,
-                "tooltip": "One seed, one picture: the same as torch.Generator().manual_seed(seed) in Python and --seed in the shell, "
-                "and under rule seeded the same for every method.",
+                "tooltip": "One seed, one picture: the same as torch.Generator().manual_seed(seed) in Python and --seed in the "
+                "shell, and under rule seeded the same for every method.",
             },
         ),
         "batch_size": ("INT", {"default": 1, "min": 1, "max": 64, "tooltip": "Pictures drawn at once."}),
@@ -84,7 +84,7 @@ def prompt_inputs(target: str) -> dict[str, Any]:
         ),
         "top_k": (
             "INT",
-            {"default": OWN, "min": OWN, "max": 2**20, "tooltip": f"Most probable tokens kept, 0 keeps all; {own}."},
+            {"default": OWN, "min": OWN, "max": 2**20, "tooltip": f"Most probable codes kept, 0 keeps all; {own}."},
         ),
         "top_p": (
             "FLOAT",
