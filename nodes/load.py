@@ -181,6 +181,9 @@ class LoadTarget:
         folder = known[model]
         held = components(folder)
         names = [name for name in TARGET_PARTS if name in held or name != "text_encoder"]
+        absent = [name for name in names if name not in held]
+        if absent:
+            raise ValueError(f"the model {model!r} in {folder} lists no {absent[0]}: it is incomplete, fetch it again")
         parts = read(folder, names, "Load Target", dtype)
         defaults = parts.pop("defaults")
         return (Target(model, parts, defaults, host.patcher(modules(parts))),)

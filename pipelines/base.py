@@ -172,7 +172,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             return_dict: False returns the tuple (images, tokens, traces).
             callback_on_step_end: called after every round with (pipeline, round, tokens committed in every row, dict of the
             tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens, "counts"
-            [3, B] of target forwards, draft tokens judged and accepted so far; the first two if None); what it returns is ignored.
+            [3, B] of target forwards, draft tokens judged and accepted so far; None: the first two); what it returns is ignored.
             Setting `pipeline._interrupt = True` in it ends the call after the round.
             **options: the method's own, see `config_class`.
 

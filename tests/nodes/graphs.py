@@ -31,6 +31,7 @@ class PreviewImage:
 
 
 CORE = {"PreviewImage": PreviewImage}
+FOX = {"prompt": "fox", "seed": 7}
 TITLES = {"PreviewImage": "Preview Image", "MarkdownNote": "Markdown Note"}
 
 
@@ -99,12 +100,13 @@ def method_graph(pipeline: Any) -> list[Node]:
     config = pipeline.config_class
     parts = [name for name in pipeline.component_names() if name not in TARGET_PARTS]
     needs = f" It drafts with {' and '.join(parts)}: Load Draft." if parts else " It needs no draft model."
-    text = f"## {config.title}\n\n{pipeline.__doc__.strip().splitlines()[0]}{needs}\n\n{exactness(config)}\n\nSource: {config.paper}."
+    first = pipeline.__doc__.strip().splitlines()[0]
+    text = f"## {config.title}\n\n{first}{needs}\n\n{exactness(config)}\n\nSource: {config.paper}."
     nodes, target, draft = loaders(320, parts)
     top = 320 + 160 * len(nodes)
     method = Node(node_id(pipeline), (40, top), (340, 60 + 26 * len(widgets_of(node_id(pipeline)))))
     links = {"target": (target, 0), "method": (method, 0), **({"draft": (draft, 0)} if draft else {})}
-    sampler = Node("ForedraftSampler", (460, 0), (420, 900), {}, links)
+    sampler = Node("ForedraftSampler", (460, 0), (420, 900), FOX, links)
     picture = Node("PreviewImage", (940, 0), (340, 380), {}, {"images": (sampler, 0)})
     stats = Node("ForedraftTraceStats", (940, 440), (340, 230), {}, {"trace": (sampler, 1)})
     heatmap = Node("ForedraftHeatmap", (1340, 0), (340, 150), {}, {"trace": (sampler, 1), "images": (sampler, 0)})
@@ -130,8 +132,9 @@ def comparison() -> list[Node]:
     chosen = [
         Node(kind, (460, 270 * number), (340, 220), values, title=title) for number, (kind, values, title) in enumerate(settings)
     ]
-    links = {f"method_{number + 1}": (node, 0) for number, node in enumerate(chosen)}
-    compare = Node("ForedraftCompare", (860, 0), (420, 1000), {"repeats": 3}, {"target": (target, 0), "draft": (draft, 0), **links})
+    links = {"target": (target, 0), "draft": (draft, 0)}
+    links |= {f"method_{number + 1}": (node, 0) for number, node in enumerate(chosen)}
+    compare = Node("ForedraftCompare", (860, 0), (420, 1000), {**FOX, "repeats": 3}, links)
     shown = [
         Node("PreviewImage", (1340, 0), (720, 440), {}, {"images": (compare, 1)}, "Speed-up"),
         Node("PreviewImage", (1340, 500), (720, 440), {}, {"images": (compare, 3)}, "Pictures and token maps"),
@@ -148,8 +151,8 @@ def gallery() -> list[Node]:
         "bonus tokens. *probability*: how sure the target was.\n\nFlat backgrounds come in long runs, outlines token by token."
     )
     nodes, target, _ = loaders(320, [])
-    method = Node("ForedraftSJD", (40, 480), (340, 220), {"rule": "exact", "tail": "coupled"})
-    values = {"prompt": "red apple on blue", "seed": 1}
+    method = Node("ForedraftSJD", (40, 480), (340, 220))
+    values = {"prompt": "owl on blue", "seed": 7}
     sampler = Node("ForedraftSampler", (460, 0), (420, 900), values, {"target": (target, 0), "method": (method, 0)})
     shown = [Node("PreviewImage", (460, 960), (340, 380), {}, {"images": (sampler, 0)})]
     for number, kind in enumerate(("run", "round", "source", "probability")):
@@ -243,7 +246,15 @@ def _saved_node(node: Node, order: int, leaving: dict[tuple[int, int], list[int]
         common["title"] = node.title
     if node.kind == "MarkdownNote":
         text = [node.values["text"]]
-        return {**common, "inputs": [], "outputs": [], "properties": {}, "widgets_values": text, "color": "#432", "bgcolor": "#653"}
+        return {
+            **common,
+            "inputs": [],
+            "outputs": [],
+            "properties": {},
+            "widgets_values": text,
+            "color": "#432",
+            "bgcolor": "#653",
+        }
     values = []
     for name, options in widgets_of(node.kind).items():
         values.append(node.values.get(name, default_of(node.kind, name)))

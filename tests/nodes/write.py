@@ -35,7 +35,8 @@ def texts() -> dict[str, Any]:
     for name, cls in NODE_CLASS_MAPPINGS.items():
         entry: dict[str, Any] = {"display_name": NODE_DISPLAY_NAME_MAPPINGS[name], "description": cls.DESCRIPTION}
         inputs = {
-            each: {"name": each.replace("_", " "), "tooltip": options["tooltip"]} for each, (_, options) in inputs_of(name).items()
+            each: {"name": each.replace("_", " "), "tooltip": options["tooltip"]}
+            for each, (_, options) in inputs_of(name).items()
         }
         if inputs:
             entry["inputs"] = inputs
