@@ -31,7 +31,7 @@ def model_roots() -> list[Path]:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-class Models(torch.nn.Module):
+class ForedraftModels(torch.nn.Module):
     """Modules that are loaded and unloaded together. ComfyUI writes attributes such as `device` on it; diffusers forbids that."""
 
     def __init__(self, parts: dict[str, torch.nn.Module]):
@@ -47,7 +47,7 @@ def patcher(parts: dict[str, torch.nn.Module]) -> Any:
 
     cls = getattr(patching, "CoreModelPatcher", patching.ModelPatcher)
     offload = management.unet_offload_device()
-    return cls(Models(parts).to(offload), load_device=management.get_torch_device(), offload_device=offload)
+    return cls(ForedraftModels(parts).to(offload), load_device=management.get_torch_device(), offload_device=offload)
 
 
 def load(patchers: list[Any], memory: int) -> torch.device:

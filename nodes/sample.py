@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,7 +113,8 @@ def build(target: Target, draft: Draft | None, choice: Choice) -> Any:
     absent = [name for name in cls.component_names() if name not in parts and wanted[name].default is inspect.Parameter.empty]
     if absent:
         raise ValueError(
-            f"{choice.title} drafts with a {absent[0]}: connect Load Draft to the draft input and choose a {absent[0]} in it"
+            f"the method {choice.title!r} needs a {absent[0]}: "
+            f"connect Load Draft to the draft input and choose a {absent[0]} in it"
         )
     pipeline = cls(defaults=target.defaults, **{name: parts[name] for name in cls.component_names() if name in parts})
     pipeline.set_progress_bar_config(disable=True)
@@ -178,8 +178,9 @@ def call_shape(target: Target, call: dict[str, Any]) -> tuple[Any, ...]:
     return (str(target.parts["target"].device), *(call.get(name) for name in names))
 
 
-def step_cost(target: Target, prompt: str, call: dict[str, Any]) -> float:
-    """Seconds of one plain decoding step of such a call: the median of a few, measured once per shape of call.
+def step_cost(target: Target, prompt: str, call: dict[str, Any]) -> float | None:
+    """Seconds of one plain decoding step of such a call: the median of a few, measured once per shape of call; None if the
+    picture has too few tokens for that.
 
     The first call of a shape draws twelve tokens by plain decoding for it, and the figure is kept with the target until a picture
     is drawn by plain decoding, whose mean takes its place. Early steps read a short cache, so it errs on the low side, and the
@@ -201,7 +202,9 @@ def step_cost(target: Target, prompt: str, call: dict[str, Any]) -> float:
         generator = torch.Generator().manual_seed(0)
         pipeline(prompt, generator=generator, output_type="latent", callback_on_step_end=watch, **call)
         steps = [after - before for before, after in zip(times[WARM - 1 :], times[WARM:], strict=False)]
-        target.costs[key] = median(steps) if steps else math.nan
+        if not steps:
+            return None
+        target.costs[key] = median(steps)
     return target.costs[key]
 
 

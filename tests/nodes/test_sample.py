@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from foredraft import cli
-from foredraft.nodes import progress, sample
+from foredraft.nodes import host, progress, sample
 from foredraft.nodes.host import pictures_of
 from foredraft.nodes.load import Draft
 from PIL import Image
@@ -17,7 +18,7 @@ from PIL import Image
 from ..tiny import SEEDED, VARIANTS, codes, name_of, sentence
 from .conftest import Make
 from .graphs import default_of, widgets_of
-from .stand_in import InterruptProcessingException, Stage
+from .stand_in import InterruptProcessingException, ModelPatcher, Stage
 
 IDS = {"ar": "ForedraftAutoregressive", "sjd": "ForedraftSJD", "speculative": "ForedraftSpeculative"}
 KEYS = {
@@ -190,11 +191,25 @@ def test_out_of_memory_says_what_to_do(draw: Draw, stage: Stage) -> None:
     draw()
 
 
-def test_weights_left_behind_are_brought_over(draw: Draw, target: Any) -> None:
-    """Under --novram ComfyUI leaves layers that cannot stream on the CPU; the reverse shows the same on a CPU."""
-    target.patcher.model.to("meta")
-    with pytest.raises(NotImplementedError, match="meta"):
-        draw()
+def test_weights_left_behind_are_brought_over(target: Any) -> None:
+    """Under --novram ComfyUI leaves layers that cannot stream where they are; they must follow to the device."""
+    target.patcher.load_device = torch.device("meta")
+    assert host.load([target.patcher], 0).type == "meta"
+    assert {tensor.device.type for tensor in host.tensors(target.patcher.model)} == {"meta"}
+
+
+def test_the_cores_own_patcher_is_used_where_there_is_one(node: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Core(ModelPatcher):
+        """What newer versions choose for their own models."""
+
+    monkeypatch.setattr(sys.modules["comfy.model_patcher"], "CoreModelPatcher", Core, raising=False)
+    assert type(node("ForedraftLoadTarget", model="tiny")[0].patcher) is Core
+
+
+def test_a_reloaded_target_draws_the_same(node: Make, draw: Draw) -> None:
+    """ComfyUI may drop the loader's output and run the loader again."""
+    images, _ = draw()
+    assert torch.equal(draw(target=node("ForedraftLoadTarget", model="tiny")[0])[0], images)
 
 
 def test_inputs_are_not_changed(draw: Draw, target: Any, draft: Any) -> None:
@@ -308,6 +323,15 @@ def test_events_tell_the_browser(draw: Draw, stage: Stage, monkeypatch: pytest.M
     assert before["acceptance"] == pytest.approx(last["acceptance"])
 
 
+def test_a_picture_of_a_few_tokens_has_no_estimate(draw: Draw, stage: Stage, target: Any) -> None:
+    """Nothing that is no JSON reaches the browser."""
+    target.defaults["grids"] = []
+    for width in (4, 8, 12, 16):
+        _, record = draw(("sjd", {}), width=width, height=4)
+        assert (record.speedup is None) == (width <= 12)
+    assert [data["speedup"] is None for _, data, _ in stage.events if data["done"]] == [True, True, True, False]
+
+
 def test_events_are_rare_but_always_the_last(draw: Draw, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVENT_SECONDS", 1e9)
     draw(("ar", {}))
@@ -316,7 +340,7 @@ def test_events_are_rare_but_always_the_last(draw: Draw, stage: Stage, monkeypat
 
 
 def test_without_a_server_nothing_is_sent(draw: Draw, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "server", None)
+    monkeypatch.setitem(sys.modules, "server", None)
     draw(("sjd", {}))
     assert not stage.events
 
