@@ -169,7 +169,7 @@ def test_loads_by_path_without_importing_torch(node_folder, tmp_path):
     assert report["torch"] is False
     assert {"ForedraftLoadTarget", "ForedraftSJD", "ForedraftSampler"} <= set(report["nodes"])
     assert report["names"] == report["nodes"]
-    assert (node_folder / report["web"]).is_dir()
+    assert report["web"] == "./web/comfyui"
 
 
 def test_a_broken_installation_is_not_a_pack_without_nodes(node_folder, tmp_path):

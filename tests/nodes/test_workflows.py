@@ -1,4 +1,4 @@
-"""Workflows, texts and help pages: up to date, consistent with the nodes, and complete for every method."""
+"""Workflows and texts: up to date, consistent with the nodes, and complete for every method."""
 
 from __future__ import annotations
 
@@ -199,13 +199,3 @@ def leaves(value: Any) -> list[str]:
 def test_texts_hold_no_syntax_of_the_browser(language: str) -> None:
     wrong = [text for name in ("nodeDefs", "main") for text in leaves(locale(language, name)) if SYNTAX.search(text)]
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", NODE_CLASS_MAPPINGS)
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_every_node_has_a_help_page(name: str, language: str, stage: Stage) -> None:
-    page = ROOT / "web" / "comfyui" / "docs" / name / f"{language}.md"
-    text = page.read_text(encoding="utf-8")
-    assert text.startswith("# ") and len(text) > 300
-    missing = [each for each in inputs_of(name) if each not in text and not re.fullmatch(r"method_\d", each)]
-    assert missing == [], "inputs the page does not mention"
