@@ -160,6 +160,8 @@ class Recorder:
         self.clock = Clock()
         self.rounds = 0
         self._log: list[_Round] = []
+        self._counts: Tensor | None = None
+        self._counted = 0
 
     def round(self, before: Tensor, added: Tensor, draft: Draft, scores: Scores | None, verdict: Verdict) -> None:
         """Note one round. before [B]: lengths before the commit; added [B]: tokens committed."""
@@ -172,6 +174,18 @@ class Recorder:
             log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
         self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))
         self.rounds += 1
+
+    def counts(self) -> Tensor:
+        """What every row used so far: [3, B] target forwards, draft tokens judged, and of those the accepted ones."""
+        for entry in self._log[self._counted :]:
+            verdict = entry.verdict
+            one = torch.ones_like(entry.added)
+            scored = one if verdict.scored is None else verdict.scored.to(one)
+            tested = verdict.accepted if verdict.trusted is None else verdict.accepted - verdict.trusted
+            step = torch.stack((scored, verdict.judged, tested)) * (entry.added > 0)
+            self._counts = step if self._counts is None else self._counts + step
+        self._counted = len(self._log)
+        return torch.zeros(3, 0, dtype=torch.long) if self._counts is None else self._counts
 
     def refuse_nan(self, family: str, dtype: torch.dtype) -> None:
         """Raise FloatingPointError if the target's opinion of a committed token was not a number."""

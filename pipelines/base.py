@@ -64,7 +64,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     config_class: ClassVar[type[MethodConfig]]
     model_cpu_offload_seq = "draft_model->target->codec"
     _optional_components: ClassVar[list[str]] = []
-    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length"]
+    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length", "counts"]
 
     def __init__(self, target: DiscreteTarget, codec: Any, tokenizer: Any, defaults: dict[str, Any] | None = None):
         super().__init__()
@@ -171,8 +171,9 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             output_type: "pil", "np" (float [B, H, W, 3] in 0..1), "pt" ([B, 3, H, W] in 0..1) or "latent" (the codes).
             return_dict: False returns the tuple (images, tokens, traces).
             callback_on_step_end: called after every round with (pipeline, round, tokens committed in every row, dict of the
-            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens); what it
-            returns is ignored. Setting `pipeline._interrupt = True` in it ends the call after the round.
+            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens, "counts"
+            [3, B] of target forwards, draft tokens judged and accepted so far; None: the first two); what it returns is ignored.
+            Setting `pipeline._interrupt = True` in it ends the call after the round.
             **options: the method's own, see `config_class`.
 
         Returns:
@@ -247,8 +248,12 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         def on_round(sequence: Sequence, recorder: Recorder) -> bool:
             bar.update(sequence.low - 1 - bar.n)
             if callback is not None:
-                tensors = {"tokens": sequence.tokens[:, 1:], "length": sequence.length - 1}
-                callback(self, recorder.rounds - 1, sequence.low - 1, {name: tensors[name] for name in wanted})
+                made = {
+                    "tokens": lambda: sequence.tokens[:, 1:],
+                    "length": lambda: sequence.length - 1,
+                    "counts": recorder.counts,
+                }
+                callback(self, recorder.rounds - 1, sequence.low - 1, {name: made[name]() for name in wanted})
             return self._interrupt
 
         with self.progress_bar(total=sequence.limit - 1) as bar:
