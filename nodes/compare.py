@@ -22,7 +22,6 @@ class Loaded:
 
     def __init__(self, target: Target, draft: Draft | None, choices: list[Choice], node: Any):
         self.pipelines = {choice.config.name: build(target, draft, choice) for choice in choices}
-        self.titles = {choice.config.name: choice.title for choice in choices}
         self.node, self.bar, self.before = node, None, 0
         self.single: float | None = None
 
@@ -35,9 +34,9 @@ class Loaded:
         pipeline = self.pipelines[case.method]
         config = pipeline.config_class.from_options(case.options)
         grid = pipeline._grid(call.get("height"), call.get("width"))
-        images, title = call["num_images_per_prompt"], self.titles[case.method]
+        images = call["num_images_per_prompt"]
         single = None if case.method == AR else self.single
-        watcher = Watcher(self.node, title, config.exact, images, self.bar, grid, self.before, single)
+        watcher = Watcher(self.node, case.name, config.exact, images, self.bar, grid, self.before, single)
         watched = 0.0
 
         def watch(*arguments: Any) -> None:
@@ -59,7 +58,7 @@ class Loaded:
         self.before += grid[0] * grid[1]
         if case.method == AR:
             self.single = seconds / (grid[0] * grid[1])
-        watcher.finish(output.traces)
+        watcher.finish(output.traces, output.images[0])
         return output, seconds
 
     def warm_up(self, case: Any, prompt: str, rounds: int = 3, **call: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,19 +24,26 @@ TARGET_PARTS = ("target", "codec", "tokenizer", "text_encoder")
 INDEX = "model_index.json"
 
 
+class Cost(NamedTuple):
+    """A measured time: seconds, and when it was measured, by `perf_counter`."""
+
+    seconds: float
+    measured: float
+
+
 @dataclass
 class Target:
     """FOREDRAFT_TARGET. parts: components by name; patcher: ComfyUI's handle on those with weights; defaults: the family's.
 
-    costs: seconds of one plain decoding step, by the shape of the call (a measurement, see `sample.py`). planners: what
-    measured time taught methods about draft lengths; they hold no model and change no picture.
+    costs: of one plain decoding step, by the shape of the call (see `sample.py`). planners: what measured time taught methods
+    about draft lengths; they hold no model and change no picture.
     """
 
     name: str
     parts: dict[str, Any]
     defaults: dict[str, Any] | None
     patcher: Any
-    costs: dict[Any, float] = field(default_factory=dict)
+    costs: dict[Any, Cost] = field(default_factory=dict)
     planners: dict[Any, dict[Any, Any]] = field(default_factory=dict)
 
     def get_models(self) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,13 @@ from torch import Tensor
 from ..decoding.trace import Trace
 from . import host
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 EVENT = "foredraft.progress"
 EVENT_SECONDS = 0.05
 PREVIEW_SECONDS = 0.1
+PREVIEW_SIZE = 512
 PREVIEW_SHARE = 0.04
 """At most this share of the time goes into previews."""
 UNDRAWN = 46
@@ -50,6 +54,7 @@ class Watcher:
         self.lengths: list[Tensor] = []
         self.begun = self.sent = perf_counter()
         self.preview_due = self.begun + PREVIEW_SECONDS
+        self.shown = False
 
     tensors = ("tokens", "length", "counts")
 
@@ -60,7 +65,8 @@ class Watcher:
         now = perf_counter()
         preview = None
         if now >= self.preview_due and count < tensors["tokens"].shape[1]:
-            preview = ("JPEG", self.picture(pipeline, tensors["tokens"], tensors["length"]), 512)
+            preview = ("JPEG", self.picture(pipeline, tensors["tokens"], tensors["length"]), PREVIEW_SIZE)
+            self.shown = True
             took = perf_counter() - now
             self.preview_due = now + took + max(PREVIEW_SECONDS, took / PREVIEW_SHARE)
         self.bar.update_absolute(self.before + count, None, preview)
@@ -100,9 +106,12 @@ class Watcher:
             done=False,
         )
 
-    def finish(self, traces: list[Trace]) -> float | None:
-        """The last event, with the traces' figures; returns the speed-up."""
+    def finish(self, traces: list[Trace], picture: Image) -> float | None:
+        """The last event, with the traces' figures; returns the speed-up. The finished picture replaces an unfinished one."""
         first = traces[0]
+        if self.shown:
+            done = self.before + first.grid[0] * first.grid[1]
+            self.bar.update_absolute(done, None, ("JPEG", picture, PREVIEW_SIZE))
         tokens, forwards = sum(trace.tokens for trace in traces), sum(trace.target_forwards for trace in traces)
         judged = sum(trace.judged for trace in traces)
         return self._send(

@@ -14,12 +14,13 @@ import torch
 
 from ..decoding.trace import Trace
 from . import host
-from .load import Draft, Target
+from .load import Cost, Draft, Target
 from .method import Choice, default_choice
 from .progress import Watcher
 
 AR = "ar"
 WARM, TIMED = 3, 9
+COST_SECONDS = 30.0
 OWN = -1
 """A number below zero in a sampling widget is the family's own value."""
 
@@ -183,17 +184,16 @@ def call_shape(target: Target, call: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def step_cost(target: Target, prompt: str, call: dict[str, Any]) -> float | None:
-    """Seconds of one plain decoding step of such a call: the median of a few, measured once per shape of call; None if the
-    picture has too few tokens for that.
+    """Seconds of one plain decoding step of such a call: the median of a few; None if the picture has too few tokens for that.
 
-    The first call of a shape draws twelve tokens by plain decoding for it, and the figure is kept with the target until a picture
-    is drawn by plain decoding, whose mean takes its place. Early steps read a short cache, so it errs on the low side, and the
-    speed-up estimated from it too.
+    Twelve tokens are drawn by plain decoding for it, and the figure is kept with the target for a while, by the shape of the
+    call: a machine's pace changes with what else it does. The mean step of a picture drawn by plain decoding takes its place.
+    Early steps read a short cache, so it errs on the low side, and the speed-up estimated from it too.
     """
     from ..pipelines import methods
 
     key = call_shape(target, call)
-    if key not in target.costs:
+    if key not in target.costs or perf_counter() - target.costs[key].measured > COST_SECONDS:
         pipeline = build(target, None, Choice(methods()[AR], methods()[AR].config_class()))
         times: list[float] = []
 
@@ -208,8 +208,8 @@ def step_cost(target: Target, prompt: str, call: dict[str, Any]) -> float | None
         steps = [after - before for before, after in zip(times[WARM - 1 :], times[WARM:], strict=False)]
         if not steps:
             return None
-        target.costs[key] = median(steps)
-    return target.costs[key]
+        target.costs[key] = Cost(median(steps), perf_counter())
+    return target.costs[key].seconds
 
 
 class Sampler:
@@ -268,9 +268,10 @@ class Sampler:
                 **call,
                 **choice.options,
             )
-            speedup = watcher.finish(output.traces)
+            images = output.images.permute(0, 2, 3, 1).to("cpu", torch.float32).contiguous()
+            speedup = watcher.finish(output.traces, host.pictures_of(images[:1])[0])
             if plain:
                 trace = output.traces[0]
-                target.costs[call_shape(target, call)] = (trace.seconds - trace.parts["codec"]) / max(1, trace.rounds)
-        images = output.images.permute(0, 2, 3, 1).to("cpu", torch.float32).contiguous()
+                single = (trace.seconds - trace.parts["codec"]) / max(1, trace.rounds)
+                target.costs[call_shape(target, call)] = Cost(single, perf_counter())
         return images, Record(output.traces, choice.title, 1.0 if plain else speedup)

@@ -104,11 +104,11 @@ def method_graph(pipeline: Any) -> list[Node]:
     text = f"## {config.title}\n\n{first}{needs}\n\n{exactness(config)}\n\nSource: {config.paper}."
     nodes, target, draft = loaders(320, parts)
     top = 320 + 160 * len(nodes)
-    method = Node(node_id(pipeline), (40, top), (340, 60 + 26 * len(widgets_of(node_id(pipeline)))))
+    method = Node(node_id(pipeline), (40, top), (360, 60 + 26 * len(widgets_of(node_id(pipeline)))))
     links = {"target": (target, 0), "method": (method, 0), **({"draft": (draft, 0)} if draft else {})}
-    sampler = Node("ForedraftSampler", (460, 0), (420, 900), FOX, links)
+    sampler = Node("ForedraftSampler", (460, 0), (420, 980), FOX, links)
     picture = Node("PreviewImage", (940, 0), (340, 380), {}, {"images": (sampler, 0)})
-    stats = Node("ForedraftTraceStats", (940, 440), (340, 230), {}, {"trace": (sampler, 1)})
+    stats = Node("ForedraftTraceStats", (940, 440), (340, 320), {}, {"trace": (sampler, 1)})
     heatmap = Node("ForedraftHeatmap", (1340, 0), (340, 150), {}, {"trace": (sampler, 1), "images": (sampler, 0)})
     shown = Node("PreviewImage", (1340, 210), (560, 460), {}, {"images": (heatmap, 0)})
     return [note(text, 280), *nodes, method, sampler, picture, stats, heatmap, shown]
@@ -134,7 +134,7 @@ def comparison() -> list[Node]:
     ]
     links = {"target": (target, 0), "draft": (draft, 0)}
     links |= {f"method_{number + 1}": (node, 0) for number, node in enumerate(chosen)}
-    compare = Node("ForedraftCompare", (860, 0), (420, 1000), {**FOX, "repeats": 3}, links)
+    compare = Node("ForedraftCompare", (860, 0), (420, 1120), {**FOX, "repeats": 3}, links)
     shown = [
         Node("PreviewImage", (1340, 0), (720, 440), {}, {"images": (compare, 1)}, "Speed-up"),
         Node("PreviewImage", (1340, 500), (720, 440), {}, {"images": (compare, 3)}, "Pictures and token maps"),
@@ -153,8 +153,8 @@ def gallery() -> list[Node]:
     nodes, target, _ = loaders(320, [])
     method = Node("ForedraftSJD", (40, 480), (340, 220))
     values = {"prompt": "owl on blue", "seed": 7}
-    sampler = Node("ForedraftSampler", (460, 0), (420, 900), values, {"target": (target, 0), "method": (method, 0)})
-    shown = [Node("PreviewImage", (460, 960), (340, 380), {}, {"images": (sampler, 0)})]
+    sampler = Node("ForedraftSampler", (460, 0), (420, 980), values, {"target": (target, 0), "method": (method, 0)})
+    shown = [Node("PreviewImage", (460, 1050), (420, 380), {}, {"images": (sampler, 0)})]
     for number, kind in enumerate(("run", "round", "source", "probability")):
         x, y = 940 + 620 * (number % 2), 700 * (number // 2)
         links = {"trace": (sampler, 1), "images": (sampler, 0)}

@@ -120,6 +120,7 @@ def test_compare(stage: Stage, node: Make, target: Any, draft: Any) -> None:
     assert len(pictures_of(plot)[0].getcolors(1 << 20)) > 8
     done = [data for _, data, _ in stage.events if data["done"] and data["node"] == "9"]
     assert [data["speedup"] is None for data in done] == [True, False, False, False] * 2
+    assert [data["method"] for data in done] == names * 2
     assert [load["models"] for load in stage.loads[:1]] == [[target.patcher, draft.patchers[0]]]
 
 

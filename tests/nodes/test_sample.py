@@ -239,7 +239,9 @@ def test_what_the_clock_taught_is_kept(draw: Draw, target: Any) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_progress_every_round(draw: Draw, stage: Stage, variant: tuple[str, dict[str, Any]]) -> None:
     _, record = draw(variant, batch_size=2)
-    assert len(stage.progress) == max(trace.rounds for trace in record.traces)
+    # Once an unfinished picture was shown, the finished one follows the last round.
+    shown = any(preview is not None for _, _, preview in stage.progress)
+    assert len(stage.progress) == max(trace.rounds for trace in record.traces) + shown
     values = [value for value, _, _ in stage.progress]
     assert values == sorted(values) and values[-1] == 16
     assert {total for _, total, _ in stage.progress} == {16}
@@ -270,7 +272,7 @@ def test_live_previews(draw: Draw, stage: Stage, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(progress, "PREVIEW_SHARE", 1e9)
     images, _ = draw(("ar", {}))
     previews = [(value, preview) for value, _, preview in stage.progress if preview is not None]
-    assert [value for value, _ in previews] == list(range(1, 16)), "the last one is the picture itself"
+    assert [value for value, _ in previews] == list(range(1, 17))
     for value, (kind, picture, size) in previews:
         assert kind == "JPEG" and size == 512 and picture.size == (16, 16) and picture.mode == "RGB"
         for cell in range(16):
@@ -278,8 +280,10 @@ def test_live_previews(draw: Draw, stage: Stage, monkeypatch: pytest.MonkeyPatch
             block = picture.crop((4 * x, 4 * y, 4 * x + 4, 4 * y + 4))
             blank = block.getcolors() == [(16, (progress.UNDRAWN,) * 3)]
             assert blank == (cell >= value)
+    whole = pictures_of(images)[0]
     # Away from the border of what is drawn, a preview shows nearly the picture's own pixels (the codec normalises over all).
-    late, final = (each.crop((0, 0, 4, 4)).tobytes() for each in (previews[-1][1][1], pictures_of(images)[0]))
+    late, last, final = (each.crop((0, 0, 4, 4)).tobytes() for each in (*(previews[at][1][1] for at in (-2, -1)), whole))
+    assert last == final, "in the end the finished picture"
     assert max(abs(one - other) for one, other in zip(late, final, strict=True)) <= 24
 
 
@@ -297,7 +301,7 @@ def test_previews_take_a_small_share(draw: Draw, stage: Stage, monkeypatch: pyte
     monkeypatch.setattr(progress.Watcher, "picture", picture)
     monkeypatch.setattr(progress.host, "check_interrupt", check)
     draw(("ar", {}), width=32, height=32)
-    shown = sum(preview is not None for _, _, preview in stage.progress)
+    shown = sum(preview == ("JPEG", "picture", 512) for _, _, preview in stage.progress)
     assert shown > 2 and shown * 0.5 <= progress.PREVIEW_SHARE * clock["now"] + 0.5
 
 
@@ -350,14 +354,20 @@ def test_without_a_server_nothing_is_sent(draw: Draw, stage: Stage, monkeypatch:
     assert not stage.events
 
 
-def test_the_plain_step_is_timed_once_and_replaced_by_a_whole_run(draw: Draw, target: Any) -> None:
+def test_the_plain_step_is_timed_once_and_replaced_by_a_whole_run(
+    draw: Draw, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw(("sjd", {}))
     ((key, first),) = target.costs.items()
     draw(("sjd", {}), seed=5)
     assert target.costs == {key: first}
+    with monkeypatch.context() as patch:
+        patch.setattr("foredraft.nodes.sample.COST_SECONDS", 0.0)
+        draw(("sjd", {}), seed=5)
+    assert target.costs[key].measured > first.measured, "an old measurement is made again"
     _, record = draw(("ar", {}))
     assert record.speedup == 1.0
     trace = record.traces[0]
-    assert target.costs == {key: (trace.seconds - trace.parts["codec"]) / 16}
+    assert target.costs[key].seconds == (trace.seconds - trace.parts["codec"]) / 16
     draw(("sjd", {}), batch_size=3)
     assert len(target.costs) == 2
