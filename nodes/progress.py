@@ -80,10 +80,9 @@ class Watcher:
         drawn = (torch.arange(height * width, device=tokens.device) < length[0]).view(height, width)
         shape = (1, height, width, *tokens.shape[2:])
         known = tokens[:1].view(shape) * drawn.view(1, height, width, *[1] * (tokens.dim() - 2))
-        picture = pipeline.codec.decode(known)
-        rows, cols = picture.shape[-2] // height, picture.shape[-1] // width
+        pixels = pipeline._pictures(known, "pt")[0] * 255.0
+        rows, cols = pixels.shape[-2] // height, pixels.shape[-1] // width
         seen = drawn.repeat_interleave(rows, 0).repeat_interleave(cols, 1)
-        pixels = ((picture[0].float() + 1.0) * 127.5).clamp(0, 255)
         pixels = torch.where(seen, pixels, UNDRAWN).permute(1, 2, 0).round().to("cpu", torch.uint8)
         from PIL import Image
 

@@ -134,7 +134,11 @@ def memory_needed(pipelines: list[Any], call: dict[str, Any], grid: tuple[int, i
         slots = tokens + scratch + 64
         needed += rows * slots * wide * (2 * shape.layers * shape.groups * shape.width + shape.dim)
         fed = scratch + 1
-        needed += rows * fed * (4 * wide * (shape.dim + shape.ffn) + 6 * 8 * model.vocab_size + 4 * wide * shape.heads * slots)
+        needed += (
+            rows
+            * fed
+            * (4 * wide * (shape.dim + shape.ffn) + 6 * 8 * getattr(model, "vocab_size", 0) + 4 * wide * shape.heads * slots)
+        )
     cell = pipelines[0].codec.config.downsample
     # Some 64 channels at full size, twice, are alive at once in a convolutional decoder.
     return needed + images * tokens * cell * cell * 128 * 4

@@ -60,6 +60,11 @@ def test_the_node_draws_what_the_pipeline_draws(draw: Draw, pipe: Any, variant: 
     assert images.is_contiguous() and 0.0 <= float(images.min()) and float(images.max()) <= 1.0
 
 
+@pytest.mark.parametrize("seed", [0, 2**32 + 3, 2**63, 2**64 - 1])
+def test_seeds_of_every_size(draw: Draw, pipe: Any, seed: int) -> None:
+    assert torch.equal(draw(("sjd", {}), seed=seed)[0], pictures(pipe, ("sjd", {}), "fox", seed))
+
+
 @pytest.mark.parametrize("variant", SEEDED, ids=name_of)
 def test_one_seed_one_picture_whatever_the_method(draw: Draw, variant: tuple[str, dict[str, Any]]) -> None:
     plain, _ = draw(("ar", {}), seed=2**64 - 1)

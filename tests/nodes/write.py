@@ -1,14 +1,13 @@
-"""A program that writes what follows from the node definitions: `python -m tests.nodes.write [--pictures] [FOLDER]`.
+"""A program that writes what follows from the node definitions: `python -m tests.nodes.write [--pictures [NAME ...]]`.
 
 workflows/*.json and their API twins, locales/en, node_list.json (for ComfyUI-Manager, which cannot read node ids that are made at
-run time); with --pictures also workflows/*.jpg, by running the graphs. Run it in the root of the checkout. FOLDER: instead of
-the checkout.
+run time); with --pictures also workflows/*.jpg (all, or those named), by running the graphs. Run it in the root of the checkout.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from foredraft import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from PIL import Image
 
-from .graphs import ROOT, graphs, inputs_of, to_api, to_saved
+from .graphs import ROOT, WORKFLOWS, graphs, inputs_of, to_api, to_saved
 from .stand_in import Stage, installed
 
 HEIGHT, GAP = 512, 16
@@ -112,21 +111,20 @@ def sheet(pictures: list[Image.Image]) -> Image.Image:
 
 def main() -> None:
     """Write everything."""
-    arguments = sys.argv[1:]
-    pictures = "--pictures" in arguments
-    rest = [each for each in arguments if each != "--pictures"]
-    root = Path(rest[0]) if rest else ROOT
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pictures", nargs="*", metavar="NAME", help="draw workflows/*.jpg as well")
+    wanted = parser.parse_args().pictures
     with tempfile.TemporaryDirectory() as models, installed(Stage(Path(models))):
         for name, text in files().items():
-            path = root / name
+            path = ROOT / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        if pictures:
-            for name, nodes in graphs().items():
-                shown = run(to_api(nodes))
-                each = [picture for batch in shown.values() for picture in batch]
-                drawn = each[:2] if name == "compare" else each
-                sheet(drawn).save(root / "workflows" / f"{name}.jpg", quality=92)
+        for name, nodes in graphs().items():
+            if wanted is None or (wanted and name not in wanted):
+                continue
+            each = [picture for batch in run(to_api(nodes)).values() for picture in batch]
+            drawn = each[:2] if name == "compare" else each
+            sheet(drawn).save(WORKFLOWS / f"{name}.jpg", quality=92)
 
 
 if __name__ == "__main__":
