@@ -148,18 +148,18 @@ class Page:
             with gr.Column(scale=2, min_width=300):
                 titles = [(method_class(name).config_class.title, name) for name in self.methods]
                 method = gr.Dropdown(titles, value=self.methods[0], label="Method", elem_id="explore-method")
+                with gr.Row(elem_classes="fd-controls"):
+                    run, stop = self._buttons("Draw", "explore")
                 badge = gr.HTML(page.promise(Case(self.methods[0])), elem_id="promise")
                 groups, fields = [], {}
                 for name in self.methods:
                     with gr.Column(visible=name == self.methods[0], elem_classes="fd-options") as group:
                         fields[name] = self._fields(name)
                     groups.append(group)
-                with gr.Row():
-                    run, stop = self._buttons("Draw", "explore")
             with gr.Column(scale=5, min_width=320):
                 with gr.Row(elem_classes="fd-map-controls"):
                     kinds = [(page.SHORT[kind], kind) for kind in KINDS]
-                    kind = gr.Radio(kinds, value="run", label="Token map", scale=3, min_width=260, elem_id="kind")
+                    kind = gr.Radio(kinds, value="run", label="Token map", scale=5, min_width=260, elem_id="kind")
                     opacity = gr.Slider(0, 1, 0.6, step=0.05, label="Map over picture", scale=2, min_width=180, elem_id="opacity")
                 view = gr.HTML(
                     IDLE.format("One picture with any method and settings, and everything its trace knows."), elem_id="explore"
@@ -354,7 +354,7 @@ class Page:
                 [*pictures("plain decoding's picture", "the method's picture", "token map"), gr.JSON(label="report")],
                 api_name="race",
                 api_description="Draw with plain decoding and with a method from one seed, in turns. Returns both pictures, the "
-                "accepted-token map, and a report: speed_up, identical (checked on the tokens), and seconds, tokens, trace of both.",
+                "accepted-token map, and a report: speed_up, identical (checked on the tokens), seconds, tokens and traces.",
                 **self.drawing,
             )
             gr.Button().click(
@@ -504,6 +504,13 @@ def launch(
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     theme = gr.themes.Base(
         primary_hue="emerald", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"]
+    ).set(
+        body_text_color_subdued="*neutral_500",
+        body_text_color_subdued_dark="*neutral_400",
+        block_info_text_color="*neutral_500",
+        block_label_text_color="*neutral_600",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
     )
     try:
         blocks.queue(default_concurrency_limit=at_once, max_size=64).launch(

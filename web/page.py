@@ -68,8 +68,11 @@ def top_of(frames: Sequence[Frame]) -> int:
     return max([LEAST_TOP, *(length for frame in frames for length in frame.rounds)])
 
 
-def token_map(frame: Frame, kind: str = "run", top: int | None = None) -> Image.Image:
-    """The token map of a frame, clear where nothing is decoded. Source and probability are known when the drawing is over."""
+def token_map(frame: Frame, kind: str = "run", top: int | None = None) -> tuple[Image.Image, list[list[int]]]:
+    """The token map of a frame, one pixel per token, clear where nothing is decoded; and the round of every token, -1 = none.
+
+    Source and probability are known when the drawing is over; until then the map shows runs.
+    """
     height, width = frame.grid
     if frame.trace is not None:
         record: Any = frame.trace
@@ -81,31 +84,46 @@ def token_map(frame: Frame, kind: str = "run", top: int | None = None) -> Image.
         cells[1, : frame.tokens] = np.repeat(lengths, lengths)
         rounds, runs = cells.reshape(2, height, width).tolist()
         record = SimpleNamespace(round=rounds, run=runs)
+    # Nearest takes the middle of every cell, where no seam is.
     picture = render(record, None, kind, legend=False, top=top if kind == "run" else None)
-    if frame.complete:
-        return picture
-    done = Image.fromarray(np.where(np.array(record.round) < 0, 0, 255).astype(np.uint8))
-    picture.putalpha(done.resize(picture.size, Image.Resampling.NEAREST))
-    return picture
+    picture = picture.resize((width, height), Image.Resampling.NEAREST)
+    if not frame.complete:
+        picture.putalpha(Image.fromarray(np.where(np.array(record.round) < 0, 0, 255).astype(np.uint8)))
+    return picture, record.round
 
 
-def shown(picture: Image.Image | None, alt: str) -> str:
-    """A picture in its square; blank while there is none."""
-    inside = "" if picture is None else f'<img class="fd-pixels" src="{data_url(picture)}" alt="{escape(alt)}">'
-    return f'<div class="fd-square">{inside}</div>'
+def shown(frame: Frame, alt: str) -> str:
+    """The picture in its frame; blank while there is none."""
+    return _framed(frame, "" if frame.picture is None else _pixels(frame.picture, alt))
 
 
-def overlaid(frame: Frame, kind: str, opacity: float, top: int | None = None) -> str:
-    """The token map over the picture in grey."""
-    layers = ""
-    if frame.picture is not None:
+def mapped(frame: Frame, kind: str = "run", top: int | None = None, opacity: float | None = None) -> str:
+    """The token map in its frame, a bar wherever a round ends; with an opacity, over the picture in grey."""
+    if not frame.tokens:
+        return _framed(frame, "")
+    below = ""
+    if opacity is not None and frame.picture is not None:
         grey = ImageOps.autocontrast(frame.picture.convert("L"))
         if frame.picture.mode == "RGBA":
             grey.putalpha(frame.picture.getchannel("A"))
-        layers = f'<img class="fd-pixels" src="{data_url(grey)}" alt="">'
-        alt = f"token map: {SHORT[kind]}"
-        layers += f'<img class="fd-over" style="opacity:{opacity:g}" src="{data_url(token_map(frame, kind, top))}" alt="{alt}">'
-    return f'<div class="fd-square">{layers}</div>'
+        below = _pixels(grey, "")
+    cells, rounds = token_map(frame, kind, top)
+    ends = "".join(
+        f"M{x + 1} {y}v1" for y, row in enumerate(rounds) for x in range(len(row) - 1) if row[x] != row[x + 1] and row[x] >= 0
+    )
+    height, width = frame.grid
+    seams = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true"><path d="{ends}"/></svg>'
+    layer = f'<div class="fd-over" style="opacity:{1 if opacity is None else opacity:g}">'
+    return _framed(frame, f"{below}{layer}{_pixels(cells, f'token map: {SHORT[kind]}')}{seams}</div>")
+
+
+def _pixels(picture: Image.Image, alt: str) -> str:
+    return f'<img class="fd-pixels" src="{data_url(picture)}" alt="{escape(alt)}">'
+
+
+def _framed(frame: Frame, inside: str) -> str:
+    height, width = frame.grid
+    return f'<div class="fd-square" style="aspect-ratio:{width}/{height}">{inside}</div>'
 
 
 def legend(frame: Frame, kind: str, top: int | None = None) -> str:
@@ -175,28 +193,27 @@ def method_title(case: Case) -> str:
     return f"{title}: {given}" if given else title
 
 
-def facts(pairs: Mapping[str, str]) -> str:
+def facts(pairs: Mapping[str, str], style: str = "") -> str:
     """Numbers with their names."""
-    return '<dl class="fd-facts">' + "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in pairs.items()) + "</dl>"
+    return f'<dl class="fd-facts {style}">' + "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in pairs.items()) + "</dl>"
 
 
 # -- the race --------------------------------------------------------------------------------------------------------
 
 
-def card(frame: Frame, top: int, waiting: str = "waiting") -> str:
+def card(frame: Frame, top: int) -> str:
     """One side: picture, map, progress, numbers."""
-    state = "done" if frame.complete else "stopped" if frame.over else waiting if not frame.tokens else "drawing"
+    state = "done" if frame.complete else "stopped" if frame.over else "waiting" if not frame.tokens else "drawing"
     mark = badge(frame.case) if frame.case.method != AR else ""
     name = escape(method_title(frame.case))
     numbers = {
         "seconds": f"{frame.seconds:.2f}",
         "tokens per forward": f"{frame.tokens_per_forward:.2f}" if frame.rounds else "–",
         "forwards": str(frame.forwards),
-        "tokens": f"{frame.tokens} / {frame.total}",
     }
     return (
         f'<section class="fd-card" data-state="{state}"><header><h3>{name}</h3>{mark}</header><div class="fd-pair">'
-        f"{shown(frame.picture, name)}{shown(token_map(frame, 'run', top) if frame.tokens else None, 'accepted-token map')}</div>"
+        f"{shown(frame, name)}{mapped(frame, 'run', top)}</div>"
         f'<div class="fd-bar"><i style="width:{100 * frame.tokens / frame.total:.1f}%"></i></div>{facts(numbers)}</section>'
     )
 
@@ -265,7 +282,7 @@ def explore(frame: Frame, kind: str, opacity: float) -> str:
     stopped = message("Stopped. What was drawn so far is shown.", "warn") if frame.over and not frame.complete else ""
     return (
         f'<section class="fd-card fd-wide" data-state="{state}">{stopped}<div class="fd-pair">'
-        f"{shown(frame.picture, frame.case.name)}{overlaid(frame, kind, opacity)}</div>"
+        f"{shown(frame, frame.case.name)}{mapped(frame, kind, opacity=opacity)}</div>"
         f'<div class="fd-bar"><i style="width:{100 * frame.tokens / frame.total:.1f}%"></i></div>'
         f"{legend(frame, kind)}{facts(numbers)}</section>"
     )
@@ -309,7 +326,8 @@ def rounds_plot(frame: Frame) -> str:
     )
     return (
         '<figure class="fd-plot"><figcaption>Tokens committed per round '
-        '<span><i class="fd-kept"></i>accepted from the draft</span><span><i class="fd-own"></i>the target’s own</span></figcaption>'
+        '<span><i class="fd-kept"></i>accepted from the draft</span>'
+        '<span><i class="fd-own"></i>the target’s own</span></figcaption>'
         f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="tokens committed per round">'
         f"{''.join(lines)}{''.join(bars)}{''.join(below)}"
         f'<text x="{(left + wide) / 2:.0f}" y="{high - 3}" text-anchor="middle">round</text></svg></figure>'
@@ -364,11 +382,11 @@ def downloads(frame: Frame, prompt: str, kind: str, opacity: float) -> str:
 
 def progress(job: Job) -> str:
     """The pictures so far, while a comparison runs or after it was stopped."""
-    number = len(job.frames)
     if job.over:
-        head = message("Stopped. What was drawn so far is shown.", "warn")
+        head = message("Stopped. What was drawn so far is shown; nothing is compared.", "warn")
     else:
-        head = message(f"Drawing {job.frames[-1].case.name}: {number} of {job.total}")
+        turn = f", round {job.turn} of {job.turns}" if job.turns > 1 else ""
+        head = message(f"Drawing with {len(job.frames)} methods in turns{turn} …")
     top = top_of(job.frames)
     return f'{head}<div class="fd-sides fd-many">{"".join(card(frame, top) for frame in job.frames)}</div>'
 
@@ -381,7 +399,11 @@ def comparison(result: Comparison, frames: Sequence[Frame]) -> str:
         message(f"{'✓ ' if 'token for token' in text else ''}{text}.", "good" if "token for token" in text else "info")
         for text in result.verdicts()
     )
-    return f'{chart(result)}{table(result)}{said}<div class="fd-sides fd-many">{cards}</div>{legend(frames[-1], "run", top)}'
+    return (
+        f'<div class="fd-compared">{chart(result)}{table(result)}{said}<div class="fd-sides fd-many">{cards}</div>'
+        f'{legend(frames[-1], "run", top)}<p class="fd-foot">All were drawn in turns, always the one that had used the '
+        "least time, so they met the same machine; seconds are a method’s own work.</p></div>"
+    )
 
 
 def table(result: Comparison) -> str:
@@ -400,7 +422,7 @@ def table(result: Comparison) -> str:
             law,
         )
         row = "".join(f"<td>{cell}</td>" for cell in cells)
-        lines.append(f"<tr><th scope='row'>{escape(item.name)}</th>{row}</tr>")
+        lines.append(f"<tr><th scope='row'>{escape(plain_name(item.name))}</th>{row}</tr>")
     head = "".join(f"<th scope='col'>{name}</th>" for name in heads)
     body = "".join(lines)
     return f'<div class="fd-scroll"><table class="fd-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -408,22 +430,22 @@ def table(result: Comparison) -> str:
 
 def chart(result: Comparison) -> str:
     """Speed-up and tokens per forward of every method, as bars on one scale."""
-    wide, line, gap, left = 720, 15, 17, 8
     top = max([1.0, *(max(item.speedup, item.tpf) for item in result.rows)])
-    room = wide - left - 60
-    parts, y = [], 6
-    for item in result.rows:
-        parts.append(f'<text class="fd-strong" x="{left}" y="{y + 10}">{escape(item.name)}</text>')
-        y += 16
-        for kind, value, text in (("fd-kept", item.speedup, f"{item.speedup:.2f}×"), ("fd-own", item.tpf, f"{item.tpf:.2f}")):
-            parts.append(f'<rect class="{kind}" x="{left}" y="{y}" width="{room * value / top:.1f}" height="{line - 3}" rx="2"/>')
-            parts.append(f'<text x="{left + room * value / top + 6:.1f}" y="{y + 10}">{text}</text>')
-            y += line
-        y += gap - line
-    one = left + room / top
-    return (
-        '<figure class="fd-plot"><figcaption><span><i class="fd-kept"></i>speed-up over plain decoding</span>'
-        f'<span><i class="fd-own"></i>tokens per forward</span></figcaption><svg viewBox="0 0 {wide} {y}" role="img" '
-        f'aria-label="speed-up and tokens per forward"><line class="fd-one" x1="{one:.1f}" x2="{one:.1f}" y1="0" y2="{y}"/>'
-        f"{''.join(parts)}</svg></figure>"
+
+    def bar(style: str, value: float, text: str) -> str:
+        return f'<div class="fd-line"><i class="{style}" style="width:{80 * value / top:.1f}%"></i><span>{text}</span></div>'
+
+    rows = "".join(
+        f'<div class="fd-method"><b>{escape(plain_name(item.name))}</b>{bar("fd-kept", item.speedup, f"{item.speedup:.2f}×")}'
+        f"{bar('fd-own', item.tpf, f'{item.tpf:.2f}')}</div>"
+        for item in result.rows
     )
+    return (
+        '<figure class="fd-plot fd-chart"><figcaption><span><i class="fd-kept"></i>speed-up over plain decoding</span>'
+        f'<span><i class="fd-own"></i>tokens per forward</span></figcaption><div class="fd-bars">{rows}</div></figure>'
+    )
+
+
+def plain_name(name: str) -> str:
+    """A case's name, with words for plain decoding."""
+    return "plain decoding" if name == AR else name

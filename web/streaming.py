@@ -85,7 +85,7 @@ class Drawing:
         self._arguments = {**call, **case.call, **case.options}
         self._prompt, self._seed = prompt, seed
         self._error: BaseException | None = None
-        self._stopping = False
+        self._stopping = self._closing = False
         self._rounds: list[int] = []
         self._tokens: torch.Tensor | None = None
         self._resumed = self._until = 0.0
@@ -113,8 +113,8 @@ class Drawing:
             self.advance()
 
     def close(self) -> None:
-        """End within one round, whatever happened, and give the pipeline back."""
-        self._stopping = True
+        """End within one round, whatever happened; one that has not begun never does."""
+        self._stopping = self._closing = True
         while not self.finished:
             self._go.release()
             self._held.acquire()
@@ -161,7 +161,7 @@ class Drawing:
         self._go.acquire()
         self._resumed = perf_counter()
         try:
-            if not self._stopping:
+            if not self._closing:
                 generator = torch.Generator().manual_seed(self._seed)
                 call = {**self._arguments, "generator": generator, "callback_on_step_end": self._on_round}
                 self.output = self.pipeline(self._prompt, **call)
@@ -321,12 +321,3 @@ def race(drawings: Sequence[Drawing], stop: threading.Event, throttle: Throttle)
     with throttle.showing():
         frames = [drawing.frame() for drawing in drawings]
     yield frames
-
-
-def one_by_one(drawings: Sequence[Drawing], stop: threading.Event, throttle: Throttle) -> Iterator[list[Frame]]:
-    """Run drawings one after the other; shows the finished ones and the one at work."""
-    done: list[Frame] = []
-    for drawing in drawings:
-        for frames in race([drawing], stop, throttle):
-            yield [*done, *frames]
-        done.append(drawing.frame())

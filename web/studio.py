@@ -11,7 +11,7 @@ from typing import Any
 
 from ..bench.cases import Case, parse_case
 from ..bench.compare import Comparison, is_seeded, tabulate
-from .streaming import AR, Drawing, Frame, Models, Throttle, one_by_one, race
+from .streaming import AR, Drawing, Frame, Models, Throttle, race
 
 ERRORS = (ValueError, TypeError, OSError, FloatingPointError)
 SETTINGS = ("guidance_scale", "temperature", "top_k", "top_p", "negative_prompt", "size")
@@ -63,12 +63,12 @@ class Stops:
 class Job:
     """What one run has come to. frames: of its drawings so far; over: whether all have ended; outputs: theirs, then.
 
-    total: how many drawings there will be; result: of a comparison, unless it was stopped; showing: seconds that went into
-    showing, which no drawing's seconds contain.
+    turn of turns: which repeat of a comparison this is; result: the comparison, unless it was stopped; showing: seconds that went
+    into showing, which no drawing's seconds contain.
     """
 
-    def __init__(self, total: int) -> None:
-        self.total = total
+    def __init__(self, turns: int = 1) -> None:
+        self.turn, self.turns = 1, turns
         self.frames: list[Frame] = []
         self.outputs: list[Any] = []
         self.over = False
@@ -120,7 +120,7 @@ class Studio:
         self, prompt: str, seed: Any, method: str, call: dict[str, Any], stop: threading.Event, throttle: Throttle
     ) -> Iterator[Job]:
         """Plain decoding and a method, in turns."""
-        job = Job(2)
+        job = Job()
         with self.models.drawings([Case(AR), parse_case(method)], prompt, whole(seed), call) as drawings:
             for job.frames in race(drawings, stop, throttle):
                 job.finish(drawings)
@@ -131,7 +131,7 @@ class Studio:
         self, prompt: str, seed: Any, case: Case, call: dict[str, Any], stop: threading.Event, throttle: Throttle
     ) -> Iterator[Job]:
         """One picture."""
-        job = Job(1)
+        job = Job()
         with self.models.drawings([case], prompt, whole(seed), call) as drawings:
             for job.frames in race(drawings, stop, throttle):
                 job.finish(drawings)
@@ -147,33 +147,29 @@ class Studio:
         stop: threading.Event,
         throttle: Throttle,
     ) -> Iterator[Job]:
-        """Plain decoding and every method, one after the other, `repeats` times in turn."""
+        """Plain decoding and every method, in turns, `repeats` times."""
         if not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS:
             raise ValueError(f"repeats must be a whole number between 1 and {MOST_REPEATS}, got {repeats!r}")
         if not methods:
             raise ValueError("no method is chosen: choose at least one to compare with plain decoding")
-        chosen = {case.name: case for case in [Case(AR), *(parse_case(method) for method in methods)]}
-        cases = list(chosen.values())
+        named = {case.name: case for case in [Case(AR), *(parse_case(method) for method in methods)]}
+        cases = list(named.values())
         seconds: list[list[float]] = [[] for _ in cases]
-        job = Job(len(cases) * repeats)
-        before: list[Frame] = []
-        for _ in range(repeats):
+        outputs: list[Any] = []
+        job = Job(repeats)
+        for job.turn in range(1, repeats + 1):
             with self.models.drawings(cases, prompt, whole(seed), call) as drawings:
-                for frames in one_by_one(drawings, stop, throttle):
-                    job.frames = [*before, *frames]
+                for job.frames in race(drawings, stop, throttle):
+                    job.finish(drawings)
+                    job.showing = throttle.seconds
+                    job.over = job.over and not all(frame.complete for frame in job.frames)
                     yield job
-                    if stop.is_set():
-                        job.over = True
-                        yield job
-                        return
-                before = job.frames
-                outputs = [drawing.output for drawing in drawings]
-                for times, output in zip(seconds, outputs, strict=True):
-                    times.append(output.traces[0].own_seconds)
-                job.outputs = job.outputs or outputs
-        job.frames = job.frames[-len(cases) :]
-        job.result = tabulate(prompt, whole(seed), cases, seconds, job.outputs)
-        job.over = True
+                if job.over:
+                    return
+                outputs = outputs or job.outputs
+                for times, drawing in zip(seconds, drawings, strict=True):
+                    times.append(drawing.output.traces[0].own_seconds)
+        job.result, job.over = tabulate(prompt, whole(seed), cases, seconds, outputs), True
         yield job
 
 
