@@ -62,8 +62,9 @@ class Page:
                 min_width=220,
                 elem_id="prompt",
             )
-            self.seed = gr.Number(0, label="Seed", precision=0, scale=1, min_width=110, elem_id="seed")
-            dice = gr.Button("New seed", scale=0, min_width=110, elem_classes="fd-dice")
+            with gr.Row(elem_classes="fd-seed"):
+                self.seed = gr.Number(0, label="Seed", precision=0, min_width=110, elem_id="seed")
+                dice = gr.Button("New seed", scale=0, min_width=110, elem_classes="fd-dice")
         dice.click(None, None, self.seed, js="() => Math.floor(Math.random() * 2 ** 31)", **PRIVATE)
         # Enter draws on the tab that is open.
         press = "() => { [...document.querySelectorAll('.fd-run')].find(b => b.offsetParent !== null)?.click() }"
@@ -101,6 +102,9 @@ class Page:
         run = gr.Button(label, variant="primary", scale=0, min_width=120, elem_classes="fd-run", elem_id=f"{name}-run")
         stop = gr.Button("Stop", interactive=False, scale=0, min_width=90, elem_classes="fd-stop", elem_id=f"{name}-stop")
         stop.click(self._stop, None, None, **INSTANT)
+        # On a phone the result is below the fold.
+        look = f"() => {{ if (innerWidth < 700) document.getElementById('{name}').scrollIntoView({{behavior: 'smooth'}}) }}"
+        run.click(None, None, None, js=look, **PRIVATE)
         return run, stop
 
     def _stop(self, request: gr.Request) -> None:
@@ -132,7 +136,15 @@ class Page:
         run.click(self._on_race, inputs, [view, stop], show_progress="minimal", **PRIVATE, **self.drawing)
 
     def _method_menu(self, label: str, **options: Any) -> gr.Dropdown:
-        return gr.Dropdown(self.presets, value=self.presets[0][1], label=label, allow_custom_value=True, min_width=260, **options)
+        return gr.Dropdown(
+            self.presets,
+            value=self.presets[0][1],
+            label=label,
+            allow_custom_value=True,
+            min_width=260,
+            elem_classes="fd-menu",
+            **options,
+        )
 
     def _on_race(self, request: gr.Request, prompt: str, seed: Any, method: str, *settings: Any) -> Iterator[list[Any]]:
         def work(stop: Any, throttle: Throttle) -> Iterator[list[Any]]:
@@ -147,7 +159,9 @@ class Page:
         with gr.Row(elem_classes="fd-split"):
             with gr.Column(scale=2, min_width=300):
                 titles = [(method_class(name).config_class.title, name) for name in self.methods]
-                method = gr.Dropdown(titles, value=self.methods[0], label="Method", elem_id="explore-method")
+                method = gr.Dropdown(
+                    titles, value=self.methods[0], label="Method", elem_id="explore-method", elem_classes="fd-menu"
+                )
                 with gr.Row(elem_classes="fd-controls"):
                     run, stop = self._buttons("Draw", "explore")
                 badge = gr.HTML(page.promise(Case(self.methods[0])), elem_id="promise")
@@ -324,14 +338,15 @@ class Page:
 
     def _api(self) -> None:
         """Three named endpoints over components that nobody sees; they name and describe the parameters."""
+        defaults = self.studio.defaults
         with gr.Group(visible=False):
 
             def inputs() -> list[Any]:
                 return [
-                    gr.Number(None, label="guidance scale, from 1 = off (default: the model's)"),
-                    gr.Number(None, label="temperature, from 0 = greedy (default: the model's)"),
-                    gr.Number(None, label="top-k, 0 = all codes (default: the model's)", precision=0),
-                    gr.Number(None, label="top-p, up to 1 = all (default: the model's)"),
+                    gr.Number(defaults["guidance_scale"], label="guidance scale, from 1 = off"),
+                    gr.Number(defaults["temperature"], label="temperature, from 0 = greedy"),
+                    gr.Number(defaults["top_k"], label="top-k, the most probable codes kept, 0 = all", precision=0),
+                    gr.Number(defaults["top_p"], label="top-p, the probability mass kept, up to 1 = all"),
                     gr.Textbox("", label="negative prompt, what guidance leads away from"),
                     gr.Textbox("", label="size in pixels, 'height x width' (default: the model's first)"),
                 ]
