@@ -103,7 +103,8 @@ class Page:
         stop = gr.Button("Stop", interactive=False, scale=0, min_width=90, elem_classes="fd-stop", elem_id=f"{name}-stop")
         stop.click(self._stop, None, None, **INSTANT)
         # On a phone the result is below the fold.
-        look = f"() => {{ if (innerWidth < 700) document.getElementById('{name}').scrollIntoView({{behavior: 'smooth'}}) }}"
+        show = f"document.getElementById('{name}').scrollIntoView({{behavior: 'smooth'}})"
+        look = f"() => {{ if (innerWidth < 700) setTimeout(() => {show}, 900) }}"
         run.click(None, None, None, js=look, **PRIVATE)
         return run, stop
 
