@@ -16,11 +16,12 @@ from . import controls, page
 from .streaming import AR, Models, Throttle
 from .studio import ERRORS, MOST_REPEATS, Job, Stops, Studio, race_report, record, sentence
 
-EXAMPLES = ("fox", "red apple on blue", "rocket on purple", "t-rex on green", "hot dog on yellow", "birthday cake on pink")
+EXAMPLES = ("red apple on blue", "owl on yellow", "strawberry on green", "birthday cake on pink", "polar bear", "fox")
 HEADER = """<header class="fd-header"><h1>Foredraft</h1><p>Autoregressive image models draw one token at a time, and each costs
 a full pass through the model. <b>Speculative decoding</b> drafts several tokens ahead, lets the model check them all in one pass
 and keeps what holds: fewer passes, and under rule <i>seeded</i> the very same picture.</p></header>"""
 IDLE = '<div class="fd-idle">{}</div>'
+WAITING = IDLE.format("Waiting for your turn. Visitors’ drawings run one after the other, so that the seconds mean something.")
 # The page's own events are no part of the API; those that draw share one queue, so that a timed drawing has the machine.
 PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 INSTANT: dict[str, Any] = {**PRIVATE, "queue": False, "show_progress": "hidden"}
@@ -108,6 +109,11 @@ class Page:
         run.click(None, None, None, js=look, **PRIVATE)
         return run, stop
 
+    @staticmethod
+    def _announce(run: gr.Button, view: gr.HTML) -> None:
+        """Until the first frame: who waits is told why. Said by the browser itself, at once."""
+        run.click(None, None, view, js=f"() => {json.dumps(WAITING)}", **PRIVATE)
+
     def _stop(self, request: gr.Request) -> None:
         self.stops.stop(request.session_hash)
 
@@ -134,6 +140,7 @@ class Page:
             IDLE.format("Plain decoding and a method draw the same prompt from the same seed, side by side."), elem_id="race"
         )
         inputs = [self.prompt, self.seed, method, *self.settings]
+        self._announce(run, view)
         run.click(self._on_race, inputs, [view, stop], show_progress="minimal", **PRIVATE, **self.drawing)
 
     def _method_menu(self, label: str, **options: Any) -> gr.Dropdown:
@@ -190,6 +197,7 @@ class Page:
                 gr.on([part.input for part in parts], self._refresher(name), parts, [*shown, badge], **INSTANT)
         inputs = [self.prompt, self.seed, kind, opacity, method, *self.settings, *everything]
         outputs = [view, plot, numbers, links, state, stop]
+        self._announce(run, view)
         run.click(self._on_explore, inputs, outputs, show_progress="minimal", **PRIVATE, **self.drawing)
         gr.on([kind.input, opacity.release], self._redraw, [state, kind, opacity], [view, links], **INSTANT)
 
@@ -321,6 +329,7 @@ class Page:
             run, stop = self._buttons("Compare", "compare")
         view = gr.HTML(IDLE.format("Several methods draw the same prompt, one after the other."), elem_id="compare")
         inputs = [self.prompt, self.seed, methods, repeats, *self.settings]
+        self._announce(run, view)
         run.click(self._on_compare, inputs, [view, stop], show_progress="minimal", **PRIVATE, **self.drawing)
 
     def _on_compare(
@@ -499,11 +508,6 @@ def _comparison_links(job: Job, prompt: str) -> str:
     return f'<nav class="fd-downloads">{links}{page.download("figures (JSON)", "compare.json", text, "application/json")}</nav>'
 
 
-def build(family: Family, at_once: int = 1) -> gr.Blocks:
-    """The page over a family: every method it can run."""
-    return Page(Studio(Models(family)), at_once).blocks
-
-
 def launch(
     family: Family,
     host: str = "127.0.0.1",
@@ -516,7 +520,8 @@ def launch(
 
     Raises ValueError if the port or the host cannot be used.
     """
-    blocks = build(family, at_once)
+    models = Models(family)
+    blocks = Page(Studio(models), at_once).blocks
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     theme = gr.themes.Base(
         primary_hue="emerald", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Menlo", "Consolas", "monospace"]
@@ -545,6 +550,8 @@ def launch(
     except OSError as error:
         where = f"{host}:{port}" if port is not None else f"{host} (ports 7860 to 7959)"
         raise ValueError(f"cannot serve on {where}: choose another --port or --host") from error
+    for name, reason in models.refused.items():
+        print(f"without {name}: {reason}")
     print(f"Foredraft is at {blocks.share_url or blocks.local_url}  (stop with Ctrl+C)", flush=True)
     if wait:
         blocks.block_thread()

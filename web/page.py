@@ -214,8 +214,13 @@ def card(frame: Frame, top: int) -> str:
     return (
         f'<section class="fd-card" data-state="{state}"><header><h3>{name}</h3>{mark}</header><div class="fd-pair">'
         f"{shown(frame, name)}{mapped(frame, 'run', top)}</div>"
-        f'<div class="fd-bar"><i style="width:{100 * frame.tokens / frame.total:.1f}%"></i></div>{facts(numbers)}</section>'
+        f"{_bar(frame)}{facts(numbers, 'fd-three')}</section>"
     )
+
+
+def _bar(frame: Frame) -> str:
+    """How much is drawn."""
+    return f'<div class="fd-bar"><i style="width:{100 * frame.tokens / frame.total:.1f}%"></i></div>'
 
 
 def speed_up(frames: Sequence[Frame]) -> float | None:
@@ -277,14 +282,13 @@ def explore(frame: Frame, kind: str, opacity: float) -> str:
         "seconds": f"{frame.seconds:.2f}",
         "tokens per forward": f"{frame.tokens_per_forward:.2f}" if frame.rounds else "–",
         "forwards": str(frame.forwards),
-        "tokens": f"{frame.tokens} / {frame.total}",
     }
     stopped = message("Stopped. What was drawn so far is shown.", "warn") if frame.over and not frame.complete else ""
     return (
         f'<section class="fd-card fd-wide" data-state="{state}">{stopped}<div class="fd-pair">'
         f"{shown(frame, frame.case.name)}{mapped(frame, kind, opacity=opacity)}</div>"
-        f'<div class="fd-bar"><i style="width:{100 * frame.tokens / frame.total:.1f}%"></i></div>'
-        f"{legend(frame, kind)}{facts(numbers)}</section>"
+        f"{_bar(frame)}"
+        f'{facts(numbers, "fd-three")}{legend(frame, kind)}<p class="fd-foot">{HELP[kind]}</p></section>'
     )
 
 
@@ -347,6 +351,7 @@ def numbers(trace: Trace) -> str:
     cost = "not measurable" if trace.relaxation_per_token is None else f"{trace.relaxation_per_token:.4f}"
     pairs = {
         "distribution": "exact" if trace.exact else "relaxed",
+        "tokens": f"{trace.tokens} / {trace.grid[0] * trace.grid[1]}",
         "rounds": str(trace.rounds),
         "target forwards": str(trace.target_forwards),
         "draft forwards": str(trace.draft_forwards),

@@ -228,7 +228,7 @@ class Models:
     The models are shared and never change; a pipeline (its interrupt flag, its planners) belongs to one drawing while it is lent.
 
     Args:
-        family: the components. Every method is tried; `names` holds those that this family can run.
+        family: the components. Every method is tried; `names` holds those that this family can run, `refused` why the others not.
     """
 
     def __init__(self, family: Family):
@@ -237,16 +237,16 @@ class Models:
         self._first: dict[str, Any] = {}
         self._warm: set[str] = set()
         self._lock = threading.Lock()
-        refused: Exception | None = None
+        self.refused: dict[str, str] = {}
         for name in methods():
             try:
                 pipeline = family.pipeline(name)
             except (ValueError, TypeError, OSError) as error:
-                refused = refused or error
+                if name == AR:
+                    raise
+                self.refused[name] = " ".join(str(error).split())
                 continue
             self._first[name], self._free[name] = pipeline, [pipeline]
-        if AR not in self._free and refused is not None:
-            raise refused
 
     @property
     def names(self) -> list[str]:

@@ -91,8 +91,8 @@ def test_bad_prompts_are_one_sentence_and_nothing_breaks(visit: Callable[..., An
         page.click("#race-run")
         page.wait_for_function("text => document.querySelector('#race .fd-error')?.innerText.includes(text)", arg=said)
         page.wait_for_selector("#race-stop:disabled")
-    page.get_by_role("button", name="rocket on purple").click()
-    page.wait_for_function("document.querySelector('#prompt textarea, #prompt input').value == 'rocket on purple'")
+    page.get_by_role("button", name="owl on yellow").click()
+    page.wait_for_function("document.querySelector('#prompt textarea, #prompt input').value == 'owl on yellow'")
     page.press("#prompt textarea, #prompt input", "Enter")
     page.wait_for_selector(".fd-message.fd-good")
 
@@ -117,9 +117,10 @@ def test_explore_hides_what_does_not_apply_and_redraws_its_map(visit: Callable[.
     page.locator("#sjd-tail").get_by_text("reuse", exact=True).click()
     page.wait_for_selector("#sjd-tau")
     page.wait_for_selector("#promise .fd-badge.fd-warn")
+    ask(page, "fox")
     page.click("#explore-run")
     page.wait_for_selector("#downloads .fd-download")
-    assert page.locator("#rounds rect").count() > 50 and "256 / 256" in page.inner_text("#explore")
+    assert page.locator("#rounds rect").count() > 50 and "256 / 256" in page.inner_text("#numbers")
     before = page.get_attribute("#explore .fd-over img", "src")
     page.locator("#kind").get_by_text("probability", exact=True).click()
     page.wait_for_function("old => document.querySelector('#explore .fd-over img').src != old", arg=before)
@@ -137,3 +138,17 @@ def test_compare_on_a_phone_has_a_row_per_method_and_no_sideways_scrolling(visit
     rows = page.locator("#compare .fd-table tbody tr").count()
     assert rows == page.locator("#compare .fd-method").count() == page.locator("#compare .fd-card").count() >= 4
     assert "token for token" in page.inner_text("#compare") and not wide(page)
+
+
+def test_a_visitor_who_leaves_makes_room_for_the_next(visit: Callable[..., Any]) -> None:
+    leaving, waiting = visit(), visit()
+    leaving.get_by_role("tab", name="Compare").click()
+    leaving.fill("#repeats input[type=number]", "5")
+    leaving.press("#repeats input[type=number]", "Tab")
+    leaving.click("#compare-run")
+    leaving.wait_for_selector("#compare .fd-card[data-state=drawing]")
+    waiting.click("#race-run")
+    leaving.close()
+    waiting.wait_for_selector(".fd-card[data-state=drawing]", timeout=5_000)
+    waiting.click("#race-stop")
+    waiting.wait_for_selector(DONE)

@@ -95,7 +95,7 @@ def test_explore_shows_every_kind_of_map(studio: Studio, kind: str) -> None:
         html = page.explore(frame, kind, 0.35)
         assert ("opacity:0.35" in html) == bool(frame.tokens)
     frame = seen[-1][1][0]
-    assert len(pictures(html)) == 3 and "64 / 64" in html
+    assert len(pictures(html)) == 3 and page.HELP[kind] in html and "64 / 64" in page.numbers(frame.trace)
     assert ("accepted" in page.legend(frame, "source")) and "gradient" in page.legend(frame, "run")
     links = page.downloads(frame, "Red fox!", kind, 0.5)
     files = dict(re.findall(r'download="([^"]+)" href="data:[^,]+,([\w+/=]+)"', links))
