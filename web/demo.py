@@ -182,7 +182,7 @@ class Page:
                 with gr.Row(elem_classes="fd-map-controls"):
                     kinds = [(page.SHORT[kind], kind) for kind in KINDS]
                     kind = gr.Radio(kinds, value="run", label="Token map", scale=5, min_width=260, elem_id="kind")
-                    opacity = gr.Slider(0, 1, 0.6, step=0.05, label="Map over picture", scale=2, min_width=180, elem_id="opacity")
+                    opacity = gr.Slider(0, 1, 0.6, step=0.05, label="Overlay", scale=2, min_width=180, elem_id="opacity")
                 view = gr.HTML(
                     IDLE.format("One picture with any method and settings, and everything its trace knows."), elem_id="explore"
                 )

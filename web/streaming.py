@@ -303,18 +303,18 @@ class Models:
             yield drawn
 
 
-def race(drawings: Sequence[Drawing], stop: threading.Event, throttle: Throttle) -> Iterator[list[Frame]]:
+def race(drawings: Sequence[Drawing], stop: threading.Event, throttle: Throttle, turn: float = SLICE) -> Iterator[list[Frame]]:
     """Run drawings in turns, always the one that has used the least time of its own, and show all of them now and then.
 
     So they meet the same machine at the same moment, and at every frame they are equally far in time. The last frame is yielded
-    when all are over. stop: ends them within one round.
+    when all are over. stop: ends them within one round. turn: seconds that one draws before the next may.
     """
     running = list(drawings)
     while running:
         first = min(running, key=lambda drawing: drawing.seconds)
         if stop.is_set():
             first.stop()
-        elif not first.advance() and throttle.due():
+        elif not first.advance(turn) and throttle.due():
             with throttle.showing():
                 yield [drawing.frame() for drawing in drawings]
         running = [drawing for drawing in running if not drawing.finished]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..bench.cases import Case, parse_case
 from ..bench.compare import Comparison, is_seeded, tabulate
-from .streaming import AR, Drawing, Frame, Models, Throttle, race
+from .streaming import AR, SLICE, Drawing, Frame, Models, Throttle, race
 
 ERRORS = (ValueError, TypeError, OSError, FloatingPointError)
 SETTINGS = ("guidance_scale", "temperature", "top_k", "top_p", "negative_prompt", "size")
@@ -86,8 +86,11 @@ class Studio:
     """Race, explore and compare.
 
     Every job yields its `Job` whenever there is something new to show, and a last time when it is over. Closing the generator, or
-    setting `stop`, ends the decoding within one round and leaves the pipelines reusable.
+    setting `stop`, ends the decoding within one round and leaves the pipelines reusable. turn: seconds that one drawing works
+    before the next may.
     """
+
+    turn = SLICE
 
     def __init__(self, models: Models):
         self.models = models
@@ -122,7 +125,7 @@ class Studio:
         """Plain decoding and a method, in turns."""
         job = Job()
         with self.models.drawings([Case(AR), parse_case(method)], prompt, whole(seed), call) as drawings:
-            for job.frames in race(drawings, stop, throttle):
+            for job.frames in race(drawings, stop, throttle, self.turn):
                 job.finish(drawings)
                 job.showing = throttle.seconds
                 yield job
@@ -133,7 +136,7 @@ class Studio:
         """One picture."""
         job = Job()
         with self.models.drawings([case], prompt, whole(seed), call) as drawings:
-            for job.frames in race(drawings, stop, throttle):
+            for job.frames in race(drawings, stop, throttle, self.turn):
                 job.finish(drawings)
                 yield job
 
@@ -159,7 +162,7 @@ class Studio:
         job = Job(repeats)
         for job.turn in range(1, repeats + 1):
             with self.models.drawings(cases, prompt, whole(seed), call) as drawings:
-                for job.frames in race(drawings, stop, throttle):
+                for job.frames in race(drawings, stop, throttle, self.turn):
                     job.finish(drawings)
                     job.showing = throttle.seconds
                     job.over = job.over and not all(frame.complete for frame in job.frames)
