@@ -257,6 +257,33 @@ def bench(options: argparse.Namespace) -> None:
     print(f"{report.text()}\n\nwrote {names[0]}, {names[1]}")
 
 
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `foredraft demo`."""
+    from .bench import arguments
+
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to serve on; 0.0.0.0 is every network (default: 127.0.0.1)")
+    group.add_argument("--port", type=arguments.count, help="port (default: the first free one from 7860)")
+    group.add_argument("--share", action="store_true", help="also open a public link through Gradio's servers")
+    group.add_argument(
+        "--at-once", type=arguments.count, default=1, help="drawings side by side; 1 keeps times honest (default: 1)"
+    )
+    arguments.add_model(parser)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Serve the web demo until interrupted."""
+    import importlib.util
+
+    from .bench import arguments
+
+    if importlib.util.find_spec("gradio") is None:
+        raise ModuleNotFoundError("the web demo needs gradio, which is not installed: pip install 'foredraft[demo]'")
+    from .web.demo import launch
+
+    launch(arguments.family(options), options.host, options.port, options.share, options.at_once)
+
+
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Arguments of `foredraft train`."""
     from .training.demo import add_arguments
@@ -291,6 +318,7 @@ COMMANDS: dict[str, Command] = {
     "generate": ("draw pictures of a prompt, with their token maps", add_generate, generate),
     "compare": ("draw one prompt with several methods and time them", add_compare, compare),
     "bench": ("measure speed-ups and where the time goes", add_bench, bench),
+    "demo": ("race, explore and compare methods in the browser", add_demo, demo),
     "train": ("rebuild the embedded model family", add_train, train),
     "info": ("describe a model folder", add_info, info),
 }

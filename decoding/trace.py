@@ -16,7 +16,7 @@ from .types import ACCEPTED, FORCED, SOURCES, UNVERIFIED, Draft, Scores, Verdict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PARTS = ("target", "draft_model", "draft", "verify", "other", "codec")
+PARTS = ("target", "draft_model", "draft", "verify", "other", "codec", "callback")
 
 
 @dataclass
@@ -28,8 +28,9 @@ class Trace:
     None where it was committed unverified).
     target_forwards counts scoring forwards, not the prompt's prefill; judged: draft tokens tested, up to and including a
     rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
-    are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
-    the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny; the
+    are the models' forwards (output head included), callback is what the caller's own function took after each round, the rest is
+    the engine and the codec. min_margin: the smallest gap between the two best noisy scores (seeded decoding and plain AR; inf
+    elsewhere): a float32 tie is possible where it is tiny; the
     border of top-k and top-p is not looked at. relaxation_per_token: mean cost per verified token; only its average over images
     bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). seed names the image's
     noise; notes: what else a user should know.
@@ -78,9 +79,14 @@ class Trace:
         return self.accepted / self.judged if self.judged else 0.0
 
     @property
+    def own_seconds(self) -> float:
+        """seconds without the caller's callback: what drawing took, however it was watched."""
+        return self.seconds - self.parts.get("callback", 0.0)
+
+    @property
     def engine_share(self) -> float:
-        """Share of the wall-clock spent outside the models' forwards and the codec."""
-        total = sum(self.parts.values()) - self.parts["codec"]
+        """Share of the wall-clock spent outside the models' forwards and the codec; a callback's time is nobody's."""
+        total = sum(self.parts.values()) - self.parts["codec"] - self.parts.get("callback", 0.0)
         return 1.0 - (self.parts["target"] + self.parts["draft_model"]) / total if total else 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -88,7 +94,7 @@ class Trace:
         values = asdict(self)
         for name in ("round", "run", "source", "probability"):
             del values[name]
-        for name in ("tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "engine_share"):
+        for name in ("own_seconds", "tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "engine_share"):
             values[name] = getattr(self, name)
         values["min_margin"] = None if self.min_margin == float("inf") else self.min_margin
         return values
@@ -139,6 +145,11 @@ class Clock:
         self.parts["draft_model"] += draft
         self.parts[part] += elapsed - target - draft
         self._at = now
+
+    def callback(self, seconds: float) -> None:
+        """Book seconds that the caller's function has just spent, and take them out of the lap they fall in."""
+        self.parts["callback"] += seconds
+        self._at += seconds
 
 
 @dataclass

@@ -244,16 +244,22 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         run = Run(config, sampling, conditioning, grid, prompts, negative, device, conditioning.start.dtype)
         sequence = self.target.begin(conditioning, grid, sampling, self.scratch(config, device))
         method = self.method(run)
+        planner = getattr(method.drafter, "planner", None)
 
         def on_round(sequence: Sequence, recorder: Recorder) -> bool:
             bar.update(sequence.low - 1 - bar.n)
             if callback is not None:
+                begun = perf_counter()
                 made = {
                     "tokens": lambda: sequence.tokens[:, 1:],
                     "length": lambda: sequence.length - 1,
                     "counts": recorder.counts,
                 }
                 callback(self, recorder.rounds - 1, sequence.low - 1, {name: made[name]() for name in wanted})
+                spent = perf_counter() - begun
+                recorder.clock.callback(spent)
+                if isinstance(planner, Planner):
+                    planner.skip(spent)
             return self._interrupt
 
         with self.progress_bar(total=sequence.limit - 1) as bar:

@@ -129,6 +129,7 @@ def test_wheel_holds_every_package_and_data_file(wheel):
     modules = {file for package in packages_of(ROOT) for file in folder_of(package).glob("*.py")}
     data = {file for file in (ROOT / "models" / "demo").rglob("*") if file.is_file() and file.suffix != ".pyc"}
     data |= {file for folder in ("locales", "workflows") for file in (ROOT / folder).rglob("*.json")}
+    data |= set((ROOT / "web").glob("*.css"))
     data |= {file for file in (ROOT / "web" / "comfyui").rglob("*") if file.is_file()}
     expected = {f"foredraft/{file.relative_to(ROOT).as_posix()}" for file in modules | data}
     assert "foredraft/__init__.py" in expected

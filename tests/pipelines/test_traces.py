@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -145,3 +146,15 @@ def test_an_unknown_heat_map_is_named(pipe: Pipe) -> None:
     with pytest.raises(ValueError, match="runs") as error:
         pipe("sjd")("fox").traces[0].heatmap(kind="runs")
     assert "probability" in str(error.value)
+
+
+def test_time_in_the_callback_is_nobody_elses(pipe: Pipe) -> None:
+    """A slow callback shows in its own part, not in `own_seconds` and not in the engine's share."""
+
+    def slow(*_: Any) -> None:
+        time.sleep(0.03)
+
+    trace = pipe("sjd")("fox", generator=torch.Generator().manual_seed(0), callback_on_step_end=slow).traces[0]
+    assert trace.parts["callback"] >= 0.03 * trace.rounds and trace.parts["other"] < 0.03 * trace.rounds
+    assert trace.own_seconds == pytest.approx(trace.seconds - trace.parts["callback"])
+    assert Trace.from_json(trace.to_json()) == trace and trace.summary()["own_seconds"] == trace.own_seconds
