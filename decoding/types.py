@@ -24,7 +24,7 @@ SOURCES = ("accepted", "recovered", "bonus", "drawn", "forced", "unverified")
 
 
 class Laws(Protocol):
-    """The distributions a draft was drawn from, where forming all of them [B, K, V] would cost more than what is asked of them."""
+    """The distributions a draft was drawn from, where forming all of them [B, K, V] costs more than what is asked of them."""
 
     def pick(self, x: Tensor) -> Tensor:
         """Probability of codes x [B, K], one per node: [B, K]."""
@@ -45,8 +45,8 @@ class Draft:
 
     tokens [B, K]; laws: the distribution each was drawn from, given every node drawn before it: [B, K, V], something that makes
     it on demand, or None for a deterministic draft (a point mass); tree None = chain; valid [B, K] or None = all (in a chain a
-    prefix of each row). trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False commit
-    their valid nodes, in order, without a verdict of the target.
+    prefix of each row). trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False
+    commit their valid nodes, in order, without a verdict of the target.
     """
 
     tokens: Tensor
