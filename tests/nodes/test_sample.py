@@ -187,6 +187,20 @@ def test_the_request_covers_cache_and_pictures(draw: Draw, target: Any, stage: S
     assert one > cache and four > 3.5 * one
 
 
+def test_a_small_model_draws_on_one_thread_and_gives_the_others_back(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    during: list[int] = []
+    monkeypatch.setattr(progress.host, "check_interrupt", lambda: during.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        draw()
+        with pytest.raises(ValueError, match="unknown word"):
+            draw(prompt="zebra")
+        assert torch.get_num_threads() == 3 and set(during) == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_out_of_memory_says_what_to_do(draw: Draw, stage: Stage) -> None:
     stage.out_of_memory = True
     with pytest.raises(torch.cuda.OutOfMemoryError) as error:
