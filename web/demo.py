@@ -10,11 +10,13 @@ from typing import Any
 
 import gradio as gr
 
-from ..bench.cases import Case, Family, method_class, parse_case
+from ..bench.cases import Case, Family, method_class
 from ..decoding.heatmap import KINDS
 from . import controls, page
+from .api import Api
+from .maps import SHORT, download
 from .streaming import AR, Models, Throttle
-from .studio import ERRORS, MOST_REPEATS, Job, Stops, Studio, race_report, record, sentence
+from .studio import ERRORS, MOST_REPEATS, Job, Stops, Studio, sentence
 
 EXAMPLES = ("red apple on blue", "owl on yellow", "strawberry on green", "birthday cake on pink", "polar bear", "fox")
 HEADER = """<header class="fd-header"><h1>Foredraft</h1><p>Autoregressive image models draw one token at a time, and each costs
@@ -25,7 +27,6 @@ WAITING = IDLE.format("Waiting for your turn. Visitors’ drawings run one after
 # The page's own events are no part of the API; those that draw share one queue, so that a timed drawing has the machine.
 PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 INSTANT: dict[str, Any] = {**PRIVATE, "queue": False, "show_progress": "hidden"}
-API_THROTTLE = {"share": 0.05, "least": 0.25}
 
 
 class Page:
@@ -47,7 +48,7 @@ class Page:
                     self._explore_tab()
                 with gr.Tab("Compare", id="compare"):
                     self._compare_tab()
-            self._api()
+            Api(studio, self.stops, self.presets, self.drawing).add()
             self.blocks.unload(self._stop)
 
     # -- what every tab uses -----------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Page:
                     groups.append(group)
             with gr.Column(scale=5, min_width=320):
                 with gr.Row(elem_classes="fd-map-controls"):
-                    kinds = [(page.SHORT[kind], kind) for kind in KINDS]
+                    kinds = [(SHORT[kind], kind) for kind in KINDS]
                     kind = gr.Radio(kinds, value="run", label="Token map", scale=5, min_width=260, elem_id="kind")
                     opacity = gr.Slider(0, 1, 0.6, step=0.05, label="Overlay", scale=2, min_width=180, elem_id="opacity")
                 view = gr.HTML(
@@ -338,174 +339,22 @@ class Page:
         def work(stop: Any, throttle: Throttle) -> Iterator[list[Any]]:
             for job in self.studio.compare(prompt, seed, methods, repeats, self.studio.call(settings), stop, throttle):
                 if job.result is not None:
-                    yield [page.comparison(job.result, job.frames) + _comparison_links(job, prompt)]
+                    yield [page.comparison(job.result, job.frames) + _comparison_links(job)]
                 else:
                     yield [page.progress(job)]
 
         yield from self._shown(request, [], work)
 
-    # -- API ---------------------------------------------------------------------------------------------------------
 
-    def _api(self) -> None:
-        """Three named endpoints over components that nobody sees; they name and describe the parameters."""
-        defaults = self.studio.defaults
-        with gr.Group(visible=False):
-
-            def inputs() -> list[Any]:
-                return [
-                    gr.Number(defaults["guidance_scale"], label="guidance scale, from 1 = off"),
-                    gr.Number(defaults["temperature"], label="temperature, from 0 = greedy"),
-                    gr.Number(defaults["top_k"], label="top-k, the most probable codes kept, 0 = all", precision=0),
-                    gr.Number(defaults["top_p"], label="top-p, the probability mass kept, up to 1 = all"),
-                    gr.Textbox("", label="negative prompt, what guidance leads away from"),
-                    gr.Textbox("", label="size in pixels, 'height x width' (default: the model's first)"),
-                ]
-
-            def subject() -> list[Any]:
-                return [
-                    gr.Textbox(None, label="prompt: what to draw"),
-                    gr.Number(0, label="seed: the same one draws the same picture", precision=0),
-                ]
-
-            def method() -> Any:
-                return gr.Textbox(self.presets[0][1], label="method, or method:option=value,option=value")
-
-            def pictures(*labels: str) -> list[Any]:
-                return [gr.Image(label=label, format="png", type="pil") for label in labels]
-
-            gr.Button().click(
-                self.api_race,
-                [*subject(), method(), *inputs()],
-                [*pictures("plain decoding's picture", "the method's picture", "token map"), gr.JSON(label="report")],
-                api_name="race",
-                api_description="Draw with plain decoding and with a method from one seed, in turns. Returns both pictures, the "
-                "accepted-token map, and a report: speed_up, identical (checked on the tokens), seconds, tokens and traces.",
-                **self.drawing,
-            )
-            gr.Button().click(
-                self.api_explore,
-                [*subject(), method(), *inputs(), gr.Textbox("run", label=f"kind of token map: {', '.join(KINDS)}")],
-                [*pictures("picture", "token map"), gr.JSON(label="report")],
-                api_name="explore",
-                api_description="Draw one picture. Returns it, its token map, and a report: seconds, tokens and the whole trace.",
-                **self.drawing,
-            )
-            methods = gr.Textbox(
-                " ".join(spec for _, spec in self.presets[:4]),
-                label="methods, separated by spaces: method:option=value,option=value …",
-            )
-            gr.Button().click(
-                self.api_compare,
-                [*subject(), methods, gr.Number(1, label=f"repeats, 1 to {MOST_REPEATS}", precision=0), *inputs()],
-                [*pictures("contact sheet"), gr.JSON(label="report")],
-                api_name="compare",
-                api_description="Draw with plain decoding and with each method. Returns a contact sheet and the table as JSON.",
-                **self.drawing,
-            )
-
-    def _called(self, request: gr.Request, count: int, work: Callable[..., Iterator[Job]]) -> Iterator[tuple[list[Any], Job]]:
-        """Jobs of an API call; an error becomes one sentence for the caller."""
-        with self.stops.run(request.session_hash) as stop:
-            try:
-                for job in work(stop, Throttle(**API_THROTTLE)):
-                    drawn = [{"tokens": frame.tokens, "of": frame.total, "seconds": frame.seconds} for frame in job.frames]
-                    yield [*(None for _ in range(count)), {"progress": drawn}], job
-            except ERRORS as error:
-                raise gr.Error(sentence(error), print_exception=False) from error
-
-    def api_race(
-        self,
-        prompt: str,
-        seed: int,
-        method: str,
-        guidance_scale: float | None,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        negative_prompt: str,
-        size: str,
-        request: gr.Request,
-    ) -> Iterator[list[Any]]:
-        """Both pictures, the method's token map, and the report."""
-        settings = (guidance_scale, temperature, top_k, top_p, negative_prompt, size)
-
-        def work(stop: Any, throttle: Throttle) -> Iterator[Job]:
-            yield from self.studio.race(prompt, seed, method, self.studio.call(settings), stop, throttle)
-
-        for progress, job in self._called(request, 3, work):
-            if job.over:
-                plain, fast = job.frames
-                token_map = job.outputs[1].traces[0].heatmap(job.outputs[1].images[0])
-                yield [plain.picture, fast.picture, token_map, race_report(prompt, int(seed), job)]
-            else:
-                yield progress
-
-    def api_explore(
-        self,
-        prompt: str,
-        seed: int,
-        method: str,
-        guidance_scale: float | None,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        negative_prompt: str,
-        size: str,
-        kind: str,
-        request: gr.Request,
-    ) -> Iterator[list[Any]]:
-        """The picture, its token map, and the report."""
-        settings = (guidance_scale, temperature, top_k, top_p, negative_prompt, size)
-
-        def work(stop: Any, throttle: Throttle) -> Iterator[Job]:
-            if kind not in KINDS:
-                raise ValueError(f"the kind of a token map must be one of {', '.join(KINDS)}, got {kind!r}")
-            yield from self.studio.explore(prompt, seed, parse_case(method), self.studio.call(settings), stop, throttle)
-
-        for progress, job in self._called(request, 2, work):
-            if job.over:
-                frame, output = job.frames[0], job.outputs[0]
-                report = {"prompt": prompt, "seed": int(seed), **record(frame, output, full=True)}
-                yield [frame.picture, output.traces[0].heatmap(output.images[0], kind), report]
-            else:
-                yield progress
-
-    def api_compare(
-        self,
-        prompt: str,
-        seed: int,
-        methods: str,
-        repeats: int,
-        guidance_scale: float | None,
-        temperature: float | None,
-        top_k: int | None,
-        top_p: float | None,
-        negative_prompt: str,
-        size: str,
-        request: gr.Request,
-    ) -> Iterator[list[Any]]:
-        """The contact sheet and the table."""
-        settings = (guidance_scale, temperature, top_k, top_p, negative_prompt, size)
-
-        def work(stop: Any, throttle: Throttle) -> Iterator[Job]:
-            yield from self.studio.compare(prompt, seed, methods.split(), repeats, self.studio.call(settings), stop, throttle)
-
-        for progress, job in self._called(request, 1, work):
-            if job.result is not None:
-                yield [job.result.sheet(), job.result.to_dict()]
-            else:
-                yield progress
-
-
-def _comparison_links(job: Job, prompt: str) -> str:
+def _comparison_links(job: Job) -> str:
     """Downloads of a comparison: contact sheet and JSON."""
     if job.result is None:
         return ""
     buffer = io.BytesIO()
     job.result.sheet().save(buffer, "PNG")
     text = json.dumps(job.result.to_dict(), indent=1).encode()
-    links = page.download("contact sheet (PNG)", "compare.png", buffer.getvalue(), "image/png")
-    return f'<nav class="fd-downloads">{links}{page.download("figures (JSON)", "compare.json", text, "application/json")}</nav>'
+    links = download("contact sheet (PNG)", "compare.png", buffer.getvalue(), "image/png")
+    return f'<nav class="fd-downloads">{links}{download("figures (JSON)", "compare.json", text, "application/json")}</nav>'
 
 
 def launch(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from foredraft.web.page import data_url
+from foredraft.web.maps import data_url
 
 DONE, WAIT = ".fd-race[data-over=true]", 60_000
 

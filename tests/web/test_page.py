@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from foredraft.bench.cases import Case
 from foredraft.decoding.trace import Trace
-from foredraft.web import page
+from foredraft.web import maps, page
 from foredraft.web.streaming import Models, Throttle
 from foredraft.web.studio import Studio, race_report, whole
 from PIL import Image
@@ -69,22 +69,21 @@ def test_the_map_fills_in_and_its_last_state_is_the_trace(studio: Studio) -> Non
     seen = run(studio, "race", "sjd")
     filled = []
     for _, (_, fast), _ in seen:
-        picture, rounds = page.token_map(fast, "run", 8)
+        picture, rounds = maps.token_map(fast, "run", 8)
         alpha = np.array(picture.convert("RGBA"))[..., 3]
         assert (alpha > 0).sum() == fast.tokens == sum(value >= 0 for row in rounds for value in row)
         filled.append(fast.tokens)
     assert filled == sorted(filled) and filled[0] < filled[-1] == 64
     trace: Trace = seen[-1][1][1].trace
-    live = page.SimpleNamespace(round=rounds, run=trace.run)
-    assert rounds == trace.round and live.run == trace.run
+    assert rounds == trace.round
 
 
 def test_a_live_map_shows_what_the_finished_one_shows(studio: Studio) -> None:
     """The map made of round lengths alone equals the trace's on the tokens both have."""
     seen = run(studio, "race", "sjd")
-    whole_map = np.array(page.token_map(seen[-1][1][1], "run", 8)[0].convert("RGB")).reshape(-1, 3)
+    whole_map = np.array(maps.token_map(seen[-1][1][1], "run", 8)[0].convert("RGB")).reshape(-1, 3)
     for _, (_, fast), _ in seen:
-        part = np.array(page.token_map(fast, "run", 8)[0].convert("RGB")).reshape(-1, 3)
+        part = np.array(maps.token_map(fast, "run", 8)[0].convert("RGB")).reshape(-1, 3)
         assert np.array_equal(part[: fast.tokens], whole_map[: fast.tokens])
 
 
@@ -95,8 +94,8 @@ def test_explore_shows_every_kind_of_map(studio: Studio, kind: str) -> None:
         html = page.explore(frame, kind, 0.35)
         assert ("opacity:0.35" in html) == bool(frame.tokens)
     frame = seen[-1][1][0]
-    assert len(pictures(html)) == 3 and page.HELP[kind] in html and "64 / 64" in page.numbers(frame.trace)
-    assert ("accepted" in page.legend(frame, "source")) and "gradient" in page.legend(frame, "run")
+    assert len(pictures(html)) == 3 and maps.HELP[kind] in html and "64 / 64" in page.numbers(frame.trace)
+    assert ("accepted" in maps.legend(frame, "source")) and "gradient" in maps.legend(frame, "run")
     links = page.downloads(frame, "Red fox!", kind, 0.5)
     files = dict(re.findall(r'download="([^"]+)" href="data:[^,]+,([\w+/=]+)"', links))
     assert sorted(files) == sorted([f"red-fox-{kind}.png", "red-fox.json", "red-fox.png"])
@@ -158,6 +157,6 @@ def test_badges() -> None:
 
 def test_large_photos_are_sent_small() -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (1024, 1024, 3), dtype=np.uint8))
-    assert page.data_url(noise).startswith("data:image/webp") and pictures(page.data_url(noise))[0].size == (512, 512)
+    assert maps.data_url(noise).startswith("data:image/webp") and pictures(maps.data_url(noise))[0].size == (512, 512)
     small = Image.new("RGB", (64, 64), (1, 2, 3))
-    assert page.data_url(small).startswith("data:image/png")
+    assert maps.data_url(small).startswith("data:image/png")
