@@ -10,7 +10,7 @@ import pytest
 import torch
 from foredraft.web.maps import data_url
 
-DONE, WAIT = ".fd-race[data-over=true]", 60_000
+DONE, WAIT = ".fd-race[data-over=true]", 120_000
 
 
 @pytest.fixture
@@ -149,6 +149,6 @@ def test_a_visitor_who_leaves_makes_room_for_the_next(visit: Callable[..., Any])
     leaving.wait_for_selector("#compare .fd-card[data-state=drawing]")
     waiting.click("#race-run")
     leaving.close()
-    waiting.wait_for_selector(".fd-card[data-state=drawing]", timeout=10_000)
+    waiting.wait_for_selector(".fd-card[data-state=drawing]", timeout=30_000)
     waiting.click("#race-stop")
     waiting.wait_for_selector(DONE)
