@@ -1,0 +1,208 @@
+// The live panel of a node that decodes: figures, the accepted-token map, and one line per finished method.
+
+import { cellSize, duration, figure, runColour, runEnds, share, topRun } from "./scale.js";
+
+const MIN_HEIGHT = 270;
+const LINE_HEIGHT = 19;
+const MAX_LINES = 8;
+const EMPTY = "rgba(128, 128, 128, 0.28)";
+
+const TEXTS = {
+  en: {
+    idle: "The map of tokens accepted together fills here while the node draws.",
+    perForward: "tokens / forward",
+    speedup: "speed-up",
+    acceptance: "accepted",
+    together: "tokens accepted together",
+    forwards: (count) => (count === 1 ? "1 forward" : `${count} forwards`),
+    images: (count) => `${count} images`,
+    exact: "exact",
+    relaxed: "relaxed",
+    stopped: "stopped",
+  },
+  zh: {
+    idle: "生成时，这里会逐格显示哪些 token 被一起接受。",
+    perForward: "token / 前向",
+    speedup: "加速",
+    acceptance: "接受率",
+    together: "一起接受的 token 数",
+    forwards: (count) => `${count} 次前向`,
+    images: (count) => `${count} 张图`,
+    exact: "精确",
+    relaxed: "放宽",
+    stopped: "已停止",
+  },
+};
+
+const STYLE = `
+.foredraft-live { box-sizing: border-box; display: flex; flex-direction: column; gap: 6px; padding: 8px; overflow: hidden;
+  border-radius: 8px; background: var(--comfy-input-bg, #222); color: var(--input-text, #ddd); font: 12px/1.3 sans-serif; }
+.foredraft-figures { display: flex; gap: 8px; }
+.foredraft-figures > div { flex: 1; min-width: 0; }
+.foredraft-figures b { display: block; font-size: 19px; line-height: 1.15; font-variant-numeric: tabular-nums; }
+.foredraft-live small { color: var(--descrip-text, #999); font-size: 10px; white-space: nowrap; overflow: hidden;
+  text-overflow: ellipsis; display: block; }
+.foredraft-map { flex: 1; min-height: 0; position: relative; }
+.foredraft-map canvas { position: absolute; inset: 0; width: 100%; height: 100%; object-fit: contain; }
+.foredraft-map p { position: absolute; inset: 0; margin: 0; display: flex; align-items: center; justify-content: center;
+  text-align: center; padding: 0 12px; color: var(--descrip-text, #999); }
+.foredraft-scale { display: flex; gap: 6px; align-items: center; font-size: 10px; color: var(--descrip-text, #999); }
+.foredraft-scale i { flex: 1; height: 6px; border-radius: 3px; min-width: 24px; }
+.foredraft-line { display: flex; gap: 8px; align-items: baseline; font-size: 11px; line-height: ${LINE_HEIGHT}px;
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
+.foredraft-line span { overflow: hidden; text-overflow: ellipsis; }
+.foredraft-line .foredraft-name { flex: 1; min-width: 0; }
+.foredraft-badge { border-radius: 4px; padding: 0 5px; font-size: 10px; line-height: 15px; color: #fff; background: #00795a; }
+.foredraft-badge.relaxed { background: #b35400; }
+`;
+
+function element(tag, className, parent) {
+  const created = document.createElement(tag);
+  if (className) created.className = className;
+  parent?.append(created);
+  return created;
+}
+
+function addStyle() {
+  if (document.getElementById("foredraft-style")) return;
+  const style = element("style", "", document.head);
+  style.id = "foredraft-style";
+  style.textContent = STYLE;
+}
+
+/** What a panel shows: the last event of every method drawn in this run, in order. */
+export class Progress {
+  constructor() {
+    this.entries = [];
+    this.stale = false;
+    this.stopped = false;
+  }
+
+  /** Take an event's detail. A new run clears the old one's entries; a new method, or a restart, adds an entry. */
+  take(detail) {
+    if (this.stale) this.entries = [];
+    this.stale = false;
+    this.stopped = false;
+    const last = this.entries.at(-1);
+    const same = last && !last.done && last.method === detail.method && detail.rounds >= last.rounds;
+    if (same) this.entries.pop();
+    this.entries.push(detail);
+  }
+
+  get current() {
+    return this.entries.at(-1);
+  }
+}
+
+/** Draw the map of one event into a canvas: cells fill in raster order, a bar marks the end of every run. */
+export function paintMap(canvas, detail) {
+  const { rows, cols, run } = detail;
+  const cell = cellSize(rows, cols);
+  const context = canvas.getContext("2d");
+  canvas.width = cols * cell;
+  canvas.height = rows * cell;
+  context.fillStyle = EMPTY;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const top = topRun(run);
+  run.slice(0, rows * cols).forEach((length, index) => {
+    context.fillStyle = `rgb(${runColour(length, top).join(",")})`;
+    context.fillRect((index % cols) * cell, Math.floor(index / cols) * cell, cell, cell);
+  });
+  if (cell < 6) return;
+  context.fillStyle = "rgba(0, 0, 0, 0.3)";
+  for (let y = 1; y < rows; y += 1) context.fillRect(0, y * cell, canvas.width, 1);
+  context.fillStyle = "rgba(0, 0, 0, 0.12)";
+  for (let x = 1; x < cols; x += 1) context.fillRect(x * cell, 0, 1, canvas.height);
+  const thick = Math.max(2, Math.floor(cell / 12));
+  context.fillStyle = "rgba(0, 0, 0, 0.65)";
+  for (const end of runEnds(run)) {
+    if (end % cols === cols - 1) continue;
+    context.fillRect(((end % cols) + 1) * cell - Math.floor(thick / 2), Math.floor(end / cols) * cell, thick, cell);
+  }
+}
+
+/** The panel as a DOM element; `update` redraws at most once per animation frame. */
+export class LivePanel {
+  constructor(language) {
+    addStyle();
+    this.texts = TEXTS[language] ?? TEXTS.en;
+    this.root = element("div", "foredraft-live");
+    const figures = element("div", "foredraft-figures", this.root);
+    this.figures = ["perForward", "speedup", "acceptance"].map((name) => {
+      const box = element("div", "", figures);
+      const value = element("b", "", box);
+      const label = element("small", "", box);
+      label.textContent = label.title = this.texts[name];
+      return value;
+    });
+    const map = element("div", "foredraft-map", this.root);
+    this.canvas = element("canvas", "", map);
+    this.canvas.setAttribute("role", "img");
+    this.idle = element("p", "", map);
+    this.idle.textContent = this.texts.idle;
+    const scale = element("div", "foredraft-scale", this.root);
+    this.low = element("span", "", scale);
+    this.low.textContent = "1";
+    const ramp = element("i", "", scale);
+    const stops = Array.from({ length: 9 }, (_, i) => `rgb(${runColour(1 + i, 9).join(",")})`);
+    ramp.style.background = `linear-gradient(90deg, ${stops.join(",")})`;
+    this.high = element("span", "", scale);
+    element("span", "", scale).textContent = this.texts.together;
+    this.lines = element("div", "", this.root);
+    this.progress = new Progress();
+    this.frame = 0;
+    this.draw();
+  }
+
+  /** The least height, in graph units, in which everything is readable. */
+  get minHeight() {
+    return MIN_HEIGHT + LINE_HEIGHT * Math.max(0, Math.min(this.progress.entries.length, MAX_LINES) - 1);
+  }
+
+  /** Show a progress record, now or at the next frame. */
+  update(progress) {
+    this.progress = progress;
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const { current, entries, stopped } = this.progress;
+    this.idle.style.display = current ? "none" : "";
+    this.canvas.style.display = current ? "" : "none";
+    this.root.style.minHeight = `${this.minHeight - 20}px`;
+    const speedup = typeof current?.speedup === "number" ? `${figure(current.speedup)}×` : "–";
+    const values = [figure(current?.tokens_per_forward), speedup, share(current?.acceptance)];
+    this.figures.forEach((value, i) => (value.textContent = values[i]));
+    this.high.textContent = current ? String(topRun(current.run)) : "";
+    this.lines.replaceChildren(
+      ...entries.slice(-MAX_LINES).map((detail, i, shown) => this.line(detail, stopped && i === shown.length - 1, shown.length > 1)),
+    );
+    if (!current) return;
+    paintMap(this.canvas, current);
+    const spoken = `${figure(current.tokens_per_forward)} ${this.texts.perForward}`;
+    this.canvas.setAttribute("aria-label", `${this.texts.together}: ${spoken}`);
+  }
+
+  line(detail, stopped, many) {
+    const line = element("div", "foredraft-line");
+    const name = element("span", "foredraft-name", line);
+    name.textContent = name.title = detail.method;
+    const facts = [];
+    if (many && detail.done) {
+      facts.push(`${figure(detail.tokens_per_forward)}`, duration(detail.seconds));
+      if (typeof detail.speedup === "number") facts.push(`${figure(detail.speedup)}×`);
+    } else {
+      facts.push(detail.done ? this.texts.forwards(detail.forwards) : `${detail.tokens} / ${detail.total}`);
+      facts.push(duration(detail.seconds));
+      if (detail.images > 1) facts.push(this.texts.images(detail.images));
+    }
+    if (stopped && !detail.done) facts.push(this.texts.stopped);
+    element("span", "", line).textContent = facts.join(" · ");
+    const badge = element("span", `foredraft-badge${detail.exact ? "" : " relaxed"}`, line);
+    badge.textContent = detail.exact ? this.texts.exact : this.texts.relaxed;
+    return line;
+  }
+}
