@@ -104,11 +104,7 @@ app.registerExtension({
     if (!id?.startsWith?.(PREFIX)) return;
     if (LIVE.has(id)) addPanel(node);
     const found = conditions.get(id);
-    if (!found) return;
-    watchVisibility(node, found, (change) => {
-      node.setSize?.([node.size[0], Math.max(node.size[1] + change, node.computeSize()[1])]);
-      node.setDirtyCanvas?.(true, true);
-    });
+    if (found) watchVisibility(node, found);
   },
 
   loadedGraphNode(node) {

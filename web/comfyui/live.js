@@ -94,10 +94,10 @@ export class Progress {
   }
 }
 
-/** Draw the map of one event into a canvas: cells fill in raster order, a bar marks the end of every run. */
-export function paintMap(canvas, detail) {
+/** Draw the map of one event into a canvas shown in `box`: cells fill in raster order, a bar marks the end of every run. */
+export function paintMap(canvas, detail, box) {
   const { rows, cols, run } = detail;
-  const cell = cellSize(rows, cols);
+  const cell = cellSize(rows, cols, box);
   const context = canvas.getContext("2d");
   canvas.width = cols * cell;
   canvas.height = rows * cell;
@@ -111,9 +111,7 @@ export function paintMap(canvas, detail) {
   if (cell < 6) return;
   context.fillStyle = "rgba(0, 0, 0, 0.3)";
   for (let y = 1; y < rows; y += 1) context.fillRect(0, y * cell, canvas.width, 1);
-  context.fillStyle = "rgba(0, 0, 0, 0.12)";
-  for (let x = 1; x < cols; x += 1) context.fillRect(x * cell, 0, 1, canvas.height);
-  const thick = Math.max(2, Math.floor(cell / 12));
+  const thick = Math.max(2, Math.floor(cell / 8));
   context.fillStyle = "rgba(0, 0, 0, 0.65)";
   for (const end of runEnds(run)) {
     if (end % cols === cols - 1) continue;
@@ -151,6 +149,8 @@ export class LivePanel {
     this.lines = element("div", "", this.root);
     this.progress = new Progress();
     this.frame = 0;
+    this.map = map;
+    new ResizeObserver(() => this.update(this.progress)).observe(map);
     this.draw();
   }
 
@@ -181,7 +181,7 @@ export class LivePanel {
       ...entries.slice(-MAX_LINES).map((detail, i, shown) => this.line(detail, stopped && i === shown.length - 1, shown.length > 1)),
     );
     if (!current) return;
-    paintMap(this.canvas, current);
+    paintMap(this.canvas, current, { width: this.map.clientWidth, height: this.map.clientHeight });
     const spoken = `${figure(current.tokens_per_forward)} ${this.texts.perForward}`;
     this.canvas.setAttribute("aria-label", `${this.texts.together}: ${spoken}`);
   }

@@ -45,9 +45,10 @@ export function runEnds(runs) {
   return ends;
 }
 
-/** Pixels per token so that the longer side has about 512 px, as in the saved heat-map. */
-export function cellSize(rows, cols) {
-  return Math.max(1, Math.ceil(512 / Math.max(rows, cols, 1)));
+/** Pixels per token in a box of CSS pixels: two for one, because graphs are zoomed and screens are dense. */
+export function cellSize(rows, cols, box) {
+  const fit = Math.min(box.width / Math.max(cols, 1), box.height / Math.max(rows, 1));
+  return Math.min(Math.max(Math.floor(2 * fit), 1), 64);
 }
 
 /** 3.614 -> "3.61", 12.34 -> "12.3", 250 -> "250"; nothing to say -> a dash. */

@@ -26,9 +26,24 @@ export function applies(condition, values) {
   );
 }
 
+const rows = new WeakMap(); // hidden widget -> its own computeSize
+
 function isLinked(node, name) {
   const slot = (node.inputs ?? []).findIndex((input) => input.widget?.name === name);
   return slot >= 0 && Boolean(node.isInputConnected?.(slot));
+}
+
+const NO_ROW = () => [0, -4]; // -4 cancels the gap between rows: frontend 1.27 keeps a hidden widget's place
+
+function hide(widget, hidden) {
+  widget.hidden = hidden;
+  if (widget.options) widget.options.hidden = hidden; // where older Vue nodes look
+  if (hidden) {
+    rows.set(widget, widget.computeSize);
+    widget.computeSize = NO_ROW;
+  } else if (widget.computeSize === NO_ROW) {
+    widget.computeSize = rows.get(widget);
+  }
 }
 
 /** Show or hide the node's widgets; values and their places in the saved graph stay. Returns whether anything changed. */
@@ -43,18 +58,23 @@ export function applyVisibility(node, conditions) {
     if (!condition) continue;
     const hidden = !applies(condition, values) && !isLinked(node, widget.name);
     if (Boolean(widget.hidden) === hidden) continue;
-    widget.hidden = hidden;
-    if (widget.options) widget.options.hidden = hidden; // older Vue nodes read it here
+    hide(widget, hidden);
     changed = true;
   }
   return changed;
 }
 
-/** Re-evaluate whenever a widget, a link or the whole node changes; `fit` is told by how much the node's least height did. */
-export function watchVisibility(node, conditions, fit) {
+/** Let the node's height follow the rows that came or went; what the user added by dragging stays. */
+function fit(node, change) {
+  node.setSize?.([node.size[0], Math.max(node.size[1] + change, node.computeSize()[1])]);
+  node.setDirtyCanvas?.(true, true);
+}
+
+/** Re-evaluate whenever a widget, a link or the whole node changes. */
+export function watchVisibility(node, conditions) {
   const update = () => {
-    const before = node.computeSize?.()[1] ?? 0;
-    if (applyVisibility(node, conditions)) fit((node.computeSize?.()[1] ?? 0) - before);
+    const before = node.computeSize()[1];
+    if (applyVisibility(node, conditions)) fit(node, node.computeSize()[1] - before);
   };
   const chain = (name, then) => {
     const original = node[name];
@@ -76,6 +96,6 @@ export function watchVisibility(node, conditions, fit) {
   }
   chain("onConnectionsChange", update);
   // A loaded or pasted node brings its own size, which fits the widgets it was saved with.
-  chain("onConfigure", () => applyVisibility(node, conditions) && fit(0));
-  update();
+  chain("onConfigure", () => applyVisibility(node, conditions) && fit(node, 0));
+  if (applyVisibility(node, conditions)) fit(node, -node.size[1]);
 }
