@@ -2,7 +2,7 @@
 
 import { cellSize, duration, figure, runColour, runEnds, share, topRun } from "./scale.js";
 
-const MIN_HEIGHT = 270;
+const MIN_HEIGHT = 300;
 const LINE_HEIGHT = 19;
 const MAX_LINES = 8;
 const EMPTY = "rgba(128, 128, 128, 0.28)";
@@ -52,6 +52,7 @@ const STYLE = `
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .foredraft-line span { overflow: hidden; text-overflow: ellipsis; }
 .foredraft-line .foredraft-name { flex: 1; min-width: 0; }
+.foredraft-facts { color: var(--descrip-text, #999); }
 .foredraft-badge { border-radius: 4px; padding: 0 5px; font-size: 10px; line-height: 15px; color: #fff; background: #00795a; }
 .foredraft-badge.relaxed { background: #b35400; }
 `;
@@ -78,15 +79,15 @@ export class Progress {
     this.stopped = false;
   }
 
-  /** Take an event's detail. A new run clears the old one's entries; a new method, or a restart, adds an entry. */
+  /** Take an event's detail: it updates the last entry, adds the next method's, or begins a new run or another round of it. */
   take(detail) {
-    if (this.stale) this.entries = [];
-    this.stale = false;
-    this.stopped = false;
     const last = this.entries.at(-1);
-    const same = last && !last.done && last.method === detail.method && detail.rounds >= last.rounds;
+    const same = last && !this.stale && !last.done && last.method === detail.method && detail.rounds >= last.rounds;
+    const again = !same && this.entries.length > 1 && this.entries[0].method === detail.method;
+    if (this.stale || again) this.entries = [];
     if (same) this.entries.pop();
     this.entries.push(detail);
+    this.stale = this.stopped = false;
   }
 
   get current() {
@@ -156,7 +157,7 @@ export class LivePanel {
 
   /** The least height, in graph units, in which everything is readable. */
   get minHeight() {
-    return MIN_HEIGHT + LINE_HEIGHT * Math.max(0, Math.min(this.progress.entries.length, MAX_LINES) - 1);
+    return MIN_HEIGHT + LINE_HEIGHT * Math.max(0, Math.min(this.progress.entries.length, MAX_LINES) - 2);
   }
 
   /** Show a progress record, now or at the next frame. */
@@ -169,7 +170,7 @@ export class LivePanel {
   }
 
   draw() {
-    const { current, entries, stopped } = this.progress;
+    const { current, entries } = this.progress;
     this.idle.style.display = current ? "none" : "";
     this.canvas.style.display = current ? "" : "none";
     this.root.style.minHeight = `${this.minHeight - 20}px`;
@@ -177,8 +178,20 @@ export class LivePanel {
     const values = [figure(current?.tokens_per_forward), speedup, share(current?.acceptance)];
     this.figures.forEach((value, i) => (value.textContent = values[i]));
     this.high.textContent = current ? String(topRun(current.run)) : "";
+    const shown = entries.slice(-MAX_LINES);
     this.lines.replaceChildren(
-      ...entries.slice(-MAX_LINES).map((detail, i, shown) => this.line(detail, stopped && i === shown.length - 1, shown.length > 1)),
+      ...shown.flatMap((detail) => {
+        const name = this.nameLine(detail);
+        const facts = element("span", "foredraft-facts");
+        facts.textContent = this.facts(detail, shown.length > 1).join(" · ");
+        if (shown.length > 1) {
+          name.insertBefore(facts, name.lastChild);
+          return [name];
+        }
+        const second = element("div", "foredraft-line");
+        second.append(facts);
+        return [name, second];
+      }),
     );
     if (!current) return;
     paintMap(this.canvas, current, { width: this.map.clientWidth, height: this.map.clientHeight });
@@ -186,23 +199,26 @@ export class LivePanel {
     this.canvas.setAttribute("aria-label", `${this.texts.together}: ${spoken}`);
   }
 
-  line(detail, stopped, many) {
+  /** The method and whether it is exact. */
+  nameLine(detail) {
     const line = element("div", "foredraft-line");
     const name = element("span", "foredraft-name", line);
     name.textContent = name.title = detail.method;
-    const facts = [];
-    if (many && detail.done) {
-      facts.push(`${figure(detail.tokens_per_forward)}`, duration(detail.seconds));
-      if (typeof detail.speedup === "number") facts.push(`${figure(detail.speedup)}×`);
-    } else {
-      facts.push(detail.done ? this.texts.forwards(detail.forwards) : `${detail.tokens} / ${detail.total}`);
-      facts.push(duration(detail.seconds));
-      if (detail.images > 1) facts.push(this.texts.images(detail.images));
-    }
-    if (stopped && !detail.done) facts.push(this.texts.stopped);
-    element("span", "", line).textContent = facts.join(" · ");
     const badge = element("span", `foredraft-badge${detail.exact ? "" : " relaxed"}`, line);
     badge.textContent = detail.exact ? this.texts.exact : this.texts.relaxed;
     return line;
+  }
+
+  /** What to say about an entry; one of many is compared, the only one is described. */
+  facts(detail, many) {
+    if (many && detail.done) {
+      const factor = typeof detail.speedup === "number" ? [`${figure(detail.speedup)}×`] : [];
+      return [figure(detail.tokens_per_forward), duration(detail.seconds), ...factor];
+    }
+    const texts = this.texts;
+    const facts = [`${detail.tokens} / ${detail.total} tokens`, texts.forwards(detail.forwards), duration(detail.seconds)];
+    if (many) facts.splice(1, 1);
+    else if (detail.images > 1) facts.push(texts.images(detail.images));
+    return detail === this.progress.current && this.progress.stopped && !detail.done ? [...facts, texts.stopped] : facts;
   }
 }
