@@ -2,17 +2,21 @@
 
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { LivePanel, Progress } from "./live.js";
+import { LivePanel, Progress, textBox } from "./live.js";
 import { conditionsOf, watchVisibility } from "./visibility.js";
 
 const PREFIX = "Foredraft";
 const LIVE = new Set(["ForedraftSampler", "ForedraftCompare"]);
-const WIDGET = "foredraft_live";
+const TEXT = new Set(["ForedraftTraceStats"]);
+const TEXT_HEIGHT = 96;
 const KEPT = 64;
 
 const conditions = new Map(); // node id -> visibility conditions
 const panels = new WeakMap(); // node -> LivePanel
-const records = new Map(); // graph and node -> Progress; outlives the node objects, which undo and tab changes rebuild
+const boxes = new WeakMap(); // node -> the element of its text
+// Graph and node -> what it showed last; they outlive the node objects, which undo and tab changes rebuild.
+const records = new Map();
+const texts = new Map();
 
 function language() {
   const locale = app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en";
@@ -23,13 +27,12 @@ function recordKey(node) {
   return `${node.graph?.id ?? ""}/${node.id}`;
 }
 
-function recordOf(node) {
+function remember(map, node, value) {
   const key = recordKey(node);
-  const record = records.get(key) ?? new Progress();
-  records.delete(key);
-  records.set(key, record);
-  if (records.size > KEPT) records.delete(records.keys().next().value);
-  return record;
+  map.delete(key);
+  map.set(key, value);
+  if (map.size > KEPT) map.delete(map.keys().next().value);
+  return value;
 }
 
 /** The node of an execution id: "5", or "12:5" for node 5 inside subgraph node 12. */
@@ -44,29 +47,32 @@ function nodeOf(executionId) {
 }
 
 function show(node, record) {
-  const panel = panels.get(node);
-  if (!panel) return;
-  const before = panel.minHeight;
-  panel.update(record);
-  if (panel.minHeight > before) grow(node, panel.minHeight - before);
+  panels.get(node)?.update(record);
+  node.setDirtyCanvas?.(true, true); // lays the node out again: the panel may have become higher
 }
 
-function grow(node, height) {
-  if (height > 0) node.setSize?.([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
-  node.setDirtyCanvas?.(true, true);
+/** A DOM widget that is neither in the prompt nor in the saved graph. */
+function addElement(node, name, root, height) {
+  const options = { serialize: false, hideOnZoom: false, getMinHeight: height, getValue: () => "", setValue: () => {} };
+  node.addDOMWidget(name, "foredraft", root, options).serialize = false;
 }
 
 function addPanel(node) {
   const panel = new LivePanel(language());
   panels.set(node, panel);
-  const widget = node.addDOMWidget(WIDGET, "foredraft", panel.root, {
-    serialize: false, // not in the prompt
-    hideOnZoom: false,
-    getMinHeight: () => panel.minHeight,
-    getValue: () => "",
-    setValue: () => {},
-  });
-  widget.serialize = false; // not in the saved graph
+  addElement(node, "foredraft_live", panel.root, () => panel.minHeight);
+}
+
+/** Shows the lines of `ui.text`, which the frontend itself shows on its own nodes only. */
+function addText(node) {
+  const box = textBox();
+  addElement(node, "foredraft_text", box, () => TEXT_HEIGHT);
+  const onExecuted = node.onExecuted;
+  node.onExecuted = function (output) {
+    onExecuted?.apply(this, arguments);
+    if (output?.text) box.textContent = remember(texts, node, [output.text].flat().join("\n"));
+  };
+  boxes.set(node, box);
 }
 
 app.registerExtension({
@@ -76,7 +82,7 @@ app.registerExtension({
     api.addEventListener("foredraft.progress", ({ detail }) => {
       const node = nodeOf(detail.node);
       if (!node || !panels.has(node)) return;
-      const record = recordOf(node);
+      const record = remember(records, node, records.get(recordKey(node)) ?? new Progress());
       record.take(detail);
       show(node, record);
     });
@@ -103,11 +109,14 @@ app.registerExtension({
     const id = node.comfyClass ?? node.type;
     if (!id?.startsWith?.(PREFIX)) return;
     if (LIVE.has(id)) addPanel(node);
+    if (TEXT.has(id)) addText(node);
     const found = conditions.get(id);
     if (found) watchVisibility(node, found);
   },
 
   loadedGraphNode(node) {
-    if (panels.has(node) && records.has(recordKey(node))) show(node, recordOf(node));
+    const key = recordKey(node);
+    if (records.has(key)) show(node, records.get(key));
+    if (boxes.has(node)) boxes.get(node).textContent = texts.get(key) ?? "";
   },
 });

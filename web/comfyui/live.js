@@ -53,6 +53,7 @@ const STYLE = `
 .foredraft-line span { overflow: hidden; text-overflow: ellipsis; }
 .foredraft-line .foredraft-name { flex: 1; min-width: 0; }
 .foredraft-facts { color: var(--descrip-text, #999); }
+.foredraft-text { margin: 0; min-height: 76px; white-space: pre-wrap; overflow: auto; user-select: text; }
 .foredraft-badge { border-radius: 4px; padding: 0 5px; font-size: 10px; line-height: 15px; color: #fff; background: #00795a; }
 .foredraft-badge.relaxed { background: #b35400; }
 `;
@@ -69,6 +70,12 @@ function addStyle() {
   const style = element("style", "", document.head);
   style.id = "foredraft-style";
   style.textContent = STYLE;
+}
+
+/** A box for the lines a node reports after it ran. */
+export function textBox() {
+  addStyle();
+  return element("pre", "foredraft-live foredraft-text");
 }
 
 /** What a panel shows: the last event of every method drawn in this run, in order. */
