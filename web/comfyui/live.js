@@ -5,6 +5,7 @@ import { cellSize, duration, figure, runColour, runEnds, share, topRun } from ".
 const MIN_HEIGHT = 300;
 const LINE_HEIGHT = 19;
 const MAX_LINES = 8;
+const EARLY = 8;
 const EMPTY = "rgba(128, 128, 128, 0.28)";
 
 const TEXTS = {
@@ -181,7 +182,9 @@ export class LivePanel {
     this.idle.style.display = current ? "none" : "";
     this.canvas.style.display = current ? "" : "none";
     this.root.style.minHeight = `${this.minHeight - 20}px`;
-    const speedup = typeof current?.speedup === "number" ? `${figure(current.speedup)}×` : "–";
+    // The first rounds also paid for the prompt: too early for an estimate.
+    const known = typeof current?.speedup === "number" && (current.done || current.rounds >= EARLY);
+    const speedup = known ? `${figure(current.speedup)}×` : "–";
     const values = [figure(current?.tokens_per_forward), speedup, share(current?.acceptance)];
     this.figures.forEach((value, i) => (value.textContent = values[i]));
     this.high.textContent = current ? String(topRun(current.run)) : "";
