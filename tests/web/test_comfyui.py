@@ -218,5 +218,15 @@ def test_help_names_every_input_and_output(name: str, language: str, tmp_path: P
     assert "![" not in text and "http" not in text
 
 
+@pytest.mark.parametrize("name", NODE_CLASS_MAPPINGS)
+def test_chinese_help_uses_the_names_on_the_node(name: str) -> None:
+    text = (WEB / "docs" / name / "zh.md").read_text(encoding="utf-8")
+    named = json.loads((ROOT / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))
+    for entry in named[name].get("inputs", {}).values():
+        assert entry["name"] in text or re.search(r" \d$", entry["name"]), entry["name"]
+    for quoted in re.findall("“([^”]+)”", text):
+        assert quoted in {each["display_name"] for each in named.values()} or "/" in quoted
+
+
 def test_no_help_for_nodes_that_are_gone() -> None:
     assert {path.name for path in (WEB / "docs").iterdir()} == set(NODE_CLASS_MAPPINGS)
