@@ -2,7 +2,7 @@
 
 import { cellSize, duration, figure, runColour, runEnds, share, topRun } from "./scale.js";
 
-const MIN_HEIGHT = 300;
+const MIN_HEIGHT = 340;
 const LINE_HEIGHT = 19;
 const MAX_LINES = 8;
 const EARLY = 8;
