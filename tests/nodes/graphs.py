@@ -106,7 +106,7 @@ def method_graph(pipeline: Any) -> list[Node]:
     top = 320 + 160 * len(nodes)
     method = Node(node_id(pipeline), (40, top), (360, 60 + 26 * len(widgets_of(node_id(pipeline)))))
     links = {"target": (target, 0), "method": (method, 0), **({"draft": (draft, 0)} if draft else {})}
-    sampler = Node("ForedraftSampler", (460, 0), (420, 980), FOX, links)
+    sampler = Node("ForedraftSampler", (460, 0), (420, 1020), FOX, links)
     picture = Node("PreviewImage", (940, 0), (340, 380), {}, {"images": (sampler, 0)})
     stats = Node("ForedraftTraceStats", (940, 440), (340, 320), {}, {"trace": (sampler, 1)})
     heatmap = Node("ForedraftHeatmap", (1340, 0), (340, 150), {}, {"trace": (sampler, 1), "images": (sampler, 0)})
@@ -134,7 +134,7 @@ def comparison() -> list[Node]:
     ]
     links = {"target": (target, 0), "draft": (draft, 0)}
     links |= {f"method_{number + 1}": (node, 0) for number, node in enumerate(chosen)}
-    compare = Node("ForedraftCompare", (860, 0), (420, 1120), {**FOX, "repeats": 3}, links)
+    compare = Node("ForedraftCompare", (860, 0), (420, 1160), {**FOX, "repeats": 3}, links)
     shown = [
         Node("PreviewImage", (1340, 0), (720, 440), {}, {"images": (compare, 1)}, "Speed-up"),
         Node("PreviewImage", (1340, 500), (720, 440), {}, {"images": (compare, 3)}, "Pictures and token maps"),
@@ -153,8 +153,8 @@ def gallery() -> list[Node]:
     nodes, target, _ = loaders(320, [])
     method = Node("ForedraftSJD", (40, 480), (340, 220))
     values = {"prompt": "owl on blue", "seed": 7}
-    sampler = Node("ForedraftSampler", (460, 0), (420, 980), values, {"target": (target, 0), "method": (method, 0)})
-    shown = [Node("PreviewImage", (460, 1050), (420, 380), {}, {"images": (sampler, 0)})]
+    sampler = Node("ForedraftSampler", (460, 0), (420, 1020), values, {"target": (target, 0), "method": (method, 0)})
+    shown = [Node("PreviewImage", (460, 1090), (420, 380), {}, {"images": (sampler, 0)})]
     for number, kind in enumerate(("run", "round", "source", "probability")):
         x, y = 940 + 620 * (number % 2), 700 * (number // 2)
         links = {"trace": (sampler, 1), "images": (sampler, 0)}
