@@ -303,7 +303,7 @@ def test_only_parents_are_fed():
 
 # -- laws ----------------------------------------------------------------------------------------------------------------------
 
-SMALL, ROWS, WORDS = 3, 20_000, torch.tensor([[0, 5]])
+SMALL, ROWS, WORDS = 3, 60_000, torch.tensor([[0, 5]])
 
 
 def small_target() -> EmbeddedTarget:

@@ -165,7 +165,7 @@ def test_a_head_for_a_target(pipe: Pipe, tmp_path: Path) -> None:
     head = DraftHead.for_target(target, ffn=20)
     head.check(target)
     left, right = head.fc.weight.detach().chunk(2, 1)
-    sizes = target.codes.weight.square().mean().sqrt(), target.backbone.norm.weight.square().mean().sqrt()
+    sizes = [part.detach().square().mean().sqrt() for part in (target.codes.weight, target.backbone.norm.weight)]
     assert 0.8 < float(left.std() * sizes[0] / (right.std() * sizes[1])) < 1.25
     head.half().save_pretrained(tmp_path / "draft_head")
     again = loading.load_component(tmp_path, "draft_head", "DraftHead", torch.float16)

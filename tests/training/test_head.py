@@ -29,7 +29,7 @@ def model() -> EmbeddedTarget:
     torch.manual_seed(0)
     target = EmbeddedTarget(vocab_size=512, words=len(word_table()) + 1, dim=32, layers=2, heads=2, ffn=64).eval()
     with torch.no_grad():
-        target.head.weight.mul_(10)
+        target.head.weight.mul_(30)
     return target
 
 
@@ -98,7 +98,7 @@ def test_loss_of_a_perfect_head_is_none(own):
 
 def test_training_raises_the_overlap(own, tmp_path):
     target, held = model(), torch.arange(12, 16)
-    recipe = dataclasses.replace(RECIPE, steps=40, batch=4, save_every=40, depths=((0.0, 1), (0.75, 2)))
+    recipe = dataclasses.replace(RECIPE, steps=60, batch=4, save_every=60, depths=((0.0, 1), (0.75, 2)))
     torch.manual_seed(2)
     head = DraftHead.for_target(target, ffn=32)
     before, _ = agreement(head.eval(), target, own, held, 1.5, depth=2)
