@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from foredraft.decoding.drafters.head import HeadDrafter
+from foredraft.decoding.loop import decode
+from foredraft.decoding.noise import Noise
+from foredraft.decoding.sampling import Sampling
+from foredraft.decoding.trace import Recorder
+from foredraft.decoding.verify import Match
 from foredraft.models import loading
 from foredraft.models.embedded import EmbeddedTarget
 from foredraft.models.head import DraftHead, from_published
@@ -182,3 +188,22 @@ def test_a_head_of_another_target(pipe: Pipe) -> None:
     sentence(error, "5 codes", "48", "one codebook")
     with pytest.raises(ValueError, match="unknown text 'none'; choose 'prompt' or 'zero'"):
         DraftHead(text="none")
+
+
+def test_text_of_code_zero(pipe: Pipe) -> None:
+    """A head of the published kind drafts for a target of another embedding: seeded tokens are plain decoding's."""
+    part = pipe("sjd", torch.float64)
+    target = part.target
+    torch.manual_seed(0)
+    head = DraftHead.for_target(target, vocab_size=48, text="zero", first_norm=False, ffn=20).double().eval()
+    sampling = Sampling(guidance_scale=1.5)
+    tokens = []
+    for drafted in (False, True):
+        conditioning = target.encode(part.components, ["red apple on blue", "fox"], None, True)
+        sequence = target.begin(conditioning, (3, 5), sampling, 4)
+        own = head.begin(target, conditioning, (3, 5), sampling, 4)
+        assert torch.equal(own.start, head.codes.weight[:1].expand(4, -1))
+        drafter = HeadDrafter(head, target, own, length=3 if drafted else 0, seeded=True)
+        tokens.append(decode(target, drafter, Match(), sequence, Noise(torch.tensor([1, 2])), Recorder()))
+        assert (drafter.draft_forwards > 0) == drafted
+    assert torch.equal(*tokens)
