@@ -85,7 +85,7 @@ class DraftHead(ModelMixin, ConfigMixin):
             codes = torch.arange(target.vocab_size, device=target.device)
             table = target.embed(codes) if head.codes is None else head.codes.weight
             size = table.square().mean().sqrt()
-            scale = target.backbone.norm.weight.square().mean().sqrt()
+            scale = target.backbone.norm.get_parameter("weight").square().mean().sqrt()
             head.fc.weight[:, : shape.dim].mul_((scale / size).to(head.fc.weight))
         return head
 

@@ -1,8 +1,8 @@
 """`foredraft train demo`: the embedded family rebuilt from public packages, stage by stage.
 
 pictures -> codec -> token bank -> target, and beside it the draft on ground truth -> the target's own pictures ->
-distilled draft -> the family's folder -> the draft head. Every stage resumes from its checkpoint in the work folder. On a CPU each
-process uses one thread, so two cores are busy while target and draft train side by side.
+distilled draft -> the family's folder -> the draft head. Every stage resumes from its checkpoint in the work folder. On
+a CPU each process uses one thread, so two cores are busy while target and draft train side by side.
 """
 
 from __future__ import annotations
