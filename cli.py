@@ -286,19 +286,21 @@ def demo(options: argparse.Namespace) -> None:
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Arguments of `foredraft train`."""
-    from .training.demo import add_arguments
+    from .training import demo, head
 
-    add_arguments(parser.add_subparsers(dest="what", required=True).add_parser("demo", help="the embedded family"))
+    stages = parser.add_subparsers(dest="what", required=True)
+    demo.add_arguments(stages.add_parser("demo", help="the embedded family"))
+    head.add_arguments(stages.add_parser("head", help="a draft head for a family's target"))
 
 
 def train(options: argparse.Namespace) -> int:
     """Train; progress goes to stderr."""
     import logging
 
-    from .training.demo import run
+    from .training import demo, head
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    return run(options)
+    return head.run(options) if options.what == "head" else demo.run(options)
 
 
 def add_info(parser: argparse.ArgumentParser) -> None:
@@ -319,7 +321,7 @@ COMMANDS: dict[str, Command] = {
     "compare": ("draw one prompt with several methods and time them", add_compare, compare),
     "bench": ("measure speed-ups and where the time goes", add_bench, bench),
     "demo": ("race, explore and compare methods in the browser", add_demo, demo),
-    "train": ("rebuild the embedded model family", add_train, train),
+    "train": ("rebuild the embedded model family, or train a draft head", add_train, train),
     "info": ("describe a model folder", add_info, info),
 }
 
