@@ -25,6 +25,7 @@ CLASSES = {
     "EmbeddedTarget": "models.embedded",
     "WordTokenizer": "models.embedded",
     "VQCodec": "models.codecs.vq",
+    "DraftHead": "models.head",
 }
 
 _HUB = ("revision", "cache_dir", "token", "local_files_only", "force_download")
