@@ -13,18 +13,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError  # noqa: S403 (the error only; weights are read with weights_only=True)
 from typing import Any
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..decoding.cache import Cache
 from ..decoding.drafters.head import HeadSequence
 from ..decoding.layout import Layout, causal_mask
 from ..decoding.sampling import Sampling
-from .backbone import Block, BackboneConfig, make_norm
+from .backbone import BackboneConfig, Block, make_norm
 from .target import Conditioning, DiscreteTarget
 
 
@@ -58,22 +61,32 @@ class DraftHead(ModelMixin, ConfigMixin):
         self.shape = BackboneConfig(dim, layers, heads, ffn, kv_heads, norm=norm, eps=eps, qkv_bias=qkv_bias)
         self.codes = nn.Embedding(vocab_size, dim) if vocab_size else None
         self.fc = nn.Linear(2 * dim, dim)
-        self.blocks = nn.ModuleList(Block(self.shape) for _ in range(layers))
+        blocks = [Block(self.shape) for _ in range(layers)]
         if not first_norm:
-            self.blocks[0].attention_norm = nn.Identity()
+            blocks[0].attention_norm = nn.Identity()
+        for block in blocks:
+            for branch in (block.attention.out, block.down):
+                nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
+        self.blocks = nn.ModuleList(blocks)
         self.last_norm = make_norm(norm, dim, eps) if final_norm else nn.Identity()
         if self.codes is not None:
             self.codes.requires_grad_(False)
-        for block in self.blocks:
-            for branch in (block.attention.out, block.down):
-                nn.init.normal_(branch.weight, std=0.02 / (2 * layers) ** 0.5)
 
     @classmethod
     def for_target(cls, target: DiscreteTarget, **changes: Any) -> DraftHead:
-        """A freshly initialised head of the target's width, heads and norm."""
+        """A freshly initialised head of the target's width, heads and norm.
+
+        Embeddings are often much smaller than features; fc begins with both halves of its input counting alike.
+        """
         shape = target.backbone.config
         given = {"dim": shape.dim, "heads": shape.heads, "kv_heads": shape.kv_heads, "norm": shape.norm, "eps": shape.eps}
-        return cls(**{**given, **changes})
+        head = cls(**{**given, **changes})
+        with torch.no_grad():
+            tokens = torch.arange(target.vocab_size, device=target.device)
+            size = head.embed(target, tokens).square().mean().sqrt()
+            scale = target.backbone.norm.weight.square().mean().sqrt()
+            head.fc.weight[:, : shape.dim].mul_((scale / size).to(head.fc.weight))
+        return head
 
     def check(self, target: DiscreteTarget) -> None:
         """Raise ValueError unless this head continues the features of that target."""
@@ -173,3 +186,107 @@ class DraftHead(ModelMixin, ConfigMixin):
         if own.low <= own.pending and own.start is not None:
             x = torch.where((columns == 0).repeat(repeat, 1)[..., None], own.start[:, None], x)
         return self(x, features, rotary, layout.mask, own.cache, layout)
+
+
+_LAYER = "layers.{}."
+_PARTS = {
+    "self_attn.o_proj.weight": "attention.out.weight",
+    "mlp.down_proj.weight": "down.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "input_layernorm.weight": "attention_norm.weight",
+}
+_FUSED = {
+    "attention.qkv.{}": ("self_attn.q_proj.{}", "self_attn.k_proj.{}", "self_attn.v_proj.{}"),
+    "gate_up.{}": ("mlp.gate_proj.{}", "mlp.up_proj.{}"),
+}
+
+
+def from_published(folder: str | Path, halves: bool = False, text: str = "zero") -> DraftHead:
+    """A head from a published checkpoint: `config.json` beside `model.safetensors` or `pytorch_model.bin`.
+
+    halves: rotary pairs are stored as two halves (heads of Chameleon's kind), not as (even, odd) neighbours (LlamaGen's).
+
+    Raises FileNotFoundError or ValueError in one sentence.
+    """
+    folder = Path(folder)
+    place = folder / "config.json"
+    if not place.is_file():
+        raise FileNotFoundError(f"no config.json in {folder}: give the folder of a published draft head")
+    try:
+        given = json.loads(place.read_text(encoding="utf-8"))
+        dim, heads, count = given["hidden_size"], given["num_attention_heads"], given["num_hidden_layers"]
+        ffn, kv_heads = given["intermediate_size"], given.get("num_key_value_heads", heads)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{place} does not describe a draft head: fetch the folder again") from error
+    state = published_state(read_weights(folder), count, heads, kv_heads, halves)
+    head = DraftHead(
+        dim=dim,
+        layers=count,
+        heads=heads,
+        ffn=ffn,
+        kv_heads=kv_heads,
+        norm="rms",
+        eps=given.get("rms_norm_eps", 1e-6),
+        qkv_bias="blocks.0.attention.qkv.bias" in state,
+        first_norm="blocks.0.attention_norm.weight" in state,
+        vocab_size=len(state["codes.weight"]) if "codes.weight" in state else None,
+        text=text,
+    )
+    wanted = head.state_dict()
+    state.setdefault("fc.bias", torch.zeros(dim))
+    wrong = [name for name in (*wanted, *state) if name not in state or name not in wanted]
+    wrong += [name for name in wanted if name not in wrong and wanted[name].shape != state[name].shape]
+    if wrong:
+        raise ValueError(
+            f"the weights in {folder} do not fit their config.json: {len(wrong)} tensors are missing, unexpected or of another "
+            f"size, {wrong[0]!r} among them"
+        )
+    head.load_state_dict(state)
+    return head.eval()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of `model.safetensors`, or else of `pytorch_model.bin` (without running code that a pickle may hold)."""
+    path = folder / "model.safetensors"
+    try:
+        if path.is_file():
+            return load_file(path)
+        path = folder / "pytorch_model.bin"
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has neither model.safetensors nor pytorch_model.bin: fetch it again")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, AttributeError) as error:
+        raise ValueError(f"{path} cannot be read, it is damaged or no file of weights: fetch it again") from error
+
+
+def published_state(weights: Mapping[str, Tensor], layers: int, heads: int, kv_heads: int, halves: bool) -> dict[str, Tensor]:
+    """EAGLE's names and separate projections -> this class's. Names that are not known are kept, and so found out later."""
+    rest = dict(weights)
+    state = {}
+    for old, new in (("embed_tokens.weight", "codes.weight"), ("fc.weight", "fc.weight"), ("fc.bias", "fc.bias")):
+        if old in rest:
+            state[new] = rest.pop(old)
+    for layer in range(layers):
+        old_layer, new_layer = _LAYER.format(layer), f"blocks.{layer}."
+        for old, new in _PARTS.items():
+            if old_layer + old in rest:
+                state[new_layer + new] = rest.pop(old_layer + old)
+        for fused, names in _FUSED.items():
+            for kind in ("weight", "bias"):
+                parts = [rest.pop(old_layer + name.format(kind), None) for name in names]
+                if halves and len(parts) == 3:
+                    parts[:2] = [
+                        None if part is None else interleaved(part, count)
+                        for part, count in zip(parts[:2], (heads, kv_heads), strict=True)
+                    ]
+                whole = [part for part in parts if part is not None]
+                if len(whole) == len(parts):
+                    state[new_layer + fused.format(kind)] = torch.cat(whole)
+    rest = {name: value for name, value in rest.items() if not name.endswith("rotary_emb.inv_freq")}
+    return {**state, **rest}
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key projection [heads * hd, ...] from two halves to (even, odd) pairs."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)

@@ -15,10 +15,8 @@ import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +31,7 @@ from ..models.head import DraftHead
 from .bank import Bank, prompt_table
 from .common import Average, batches, half_state, load_whole, save_whole, seeded, trapezoid
 from .distill import own_bank
+from .names import MAX_WORDS
 from .target import GRID, DenseAttention, Optimiser, TargetRecipe
 
 logger = logging.getLogger(__name__)
@@ -47,7 +46,8 @@ class HeadRecipe:
         samplings: (guidance scale, temperature, top-k) the target's pictures are drawn with, in turn.
         own_pictures, held_out: how many of them, and how many of these are only measured on.
         guidance: the scale whose guided distribution is learnt; every second picture takes one from U(1, 2 guidance) instead.
-        depth: how many steps the head is unrolled; fade: weight of each step relative to the one before.
+        depths: how many steps the head is unrolled, from which share of the training on (unrolling costs time); fade: weight of
+            each step relative to the one before.
         feature_weight: of the smooth L1 loss on features.
     """
 
@@ -57,10 +57,10 @@ class HeadRecipe:
     sample_batch: int = 64
     held_out: int = 128
     guidance: float = 1.5
-    depth: int = 4
+    depths: tuple[tuple[float, int], ...] = ((0.0, 1), (0.5, 2), (0.75, 4))
     fade: float = 0.9
     feature_weight: float = 1.0
-    steps: int = 2400
+    steps: int = 4000
     batch: int = 8
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
@@ -76,7 +76,7 @@ SMOKE = HeadRecipe(ffn=32, own_pictures=16, sample_batch=8, held_out=4, steps=6,
 class Unrolled(nn.Module):
     """A head over a whole image at once, step after step on its own predictions; the frozen target comes along."""
 
-    def __init__(self, head: DraftHead, target: EmbeddedTarget, depth: int):
+    def __init__(self, head: DraftHead, target: EmbeddedTarget, depth: int = 1):
         super().__init__()
         if head.codes is not None or len(head.blocks) != 1:
             raise ValueError("heads with an embedding of their own, or with several layers, are not trained here")
@@ -88,17 +88,14 @@ class Unrolled(nn.Module):
         """The frozen target."""
         return self._frozen[0]
 
-    def forward(self, words: Tensor, tokens: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Words [R, P], tokens [R, N] -> the predictions of every step and the target's features, [R, N, D] each."""
+    def forward(self, words: Tensor, tokens: Tensor, features: Tensor) -> list[Tensor]:
+        """Words [R, P], tokens [R, N], the target's features [R, P + N, D] -> the predictions of every step [R, N, D]."""
         prompt = words.shape[1]
-        with torch.no_grad():
-            x, rotary, mask = self.target.teacher_inputs(words, tokens, GRID)
-            features = self.target.backbone(x, rotary, mask)
+        x, rotary, _ = self.target.teacher_inputs(words, tokens, GRID)
         block, attend = self.head.blocks[0], Unrolling(self.head.blocks[0].attention, rotary, head_mask(words, tokens.shape[1]))
         before = features.roll(1, 1)
-        pads = (words == PAD).sum(1)
         # No feature lies before the first column of a row without a prompt.
-        before[:, prompt] = before[:, prompt].masked_fill((pads == prompt)[:, None], 0.0)
+        before[:, prompt] = before[:, prompt].masked_fill((words == PAD).all(1, keepdim=True), 0.0)
         predictions = []
         for _ in range(self.depth):
             hidden = self.head.fc(torch.cat((x, before), -1))
@@ -106,7 +103,30 @@ class Unrolled(nn.Module):
             hidden = self.head.last_norm(hidden + feed_forward(block, hidden))
             predictions.append(hidden[:, prompt:])
             before = hidden.roll(1, 1)
-        return predictions, features[:, prompt:]
+        return predictions
+
+
+class Features:
+    """The target's features of a bank's pictures, each computed when it is first met and kept in half precision."""
+
+    def __init__(self, target: EmbeddedTarget, own: Bank):
+        self.target, self.own, self.prompts = target, own, prompt_table()
+        self.device = next(target.parameters()).device
+        steps = MAX_WORDS + own.tokens.shape[1]
+        self.kept = torch.zeros(len(own), 2, steps, target.backbone.config.dim, dtype=torch.float16)
+        self.known = torch.zeros(len(own), dtype=torch.bool)
+
+    @torch.no_grad()
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Words [2M, P], tokens [2M, N] and features [2M, P + N, D] of rows [M]: with their prompts, then without."""
+        words, tokens = self.own.batch(rows, self.prompts)
+        both, twice = torch.cat((words, torch.zeros_like(words))).to(self.device), tokens.repeat(2, 1).to(self.device)
+        if not bool(self.known[rows].all()):
+            with torch.autocast(self.device.type, torch.bfloat16), DenseAttention():
+                features = self.target.backbone(*self.target.teacher_inputs(both, twice, GRID))
+            self.kept[rows] = torch.stack(features.half().cpu().chunk(2), 1)
+            self.known[rows] = True
+        return both, twice, self.kept[rows].transpose(0, 1).flatten(0, 1).to(self.device).float()
 
 
 def feed_forward(block: Block, x: Tensor) -> Tensor:
@@ -157,13 +177,20 @@ class Unrolling:
 
 
 def losses(
-    model: Unrolled, words: Tensor, tokens: Tensor, scale: Tensor, recipe: HeadRecipe, share: float
+    model: nn.Module,
+    target: EmbeddedTarget,
+    batch: tuple[Tensor, Tensor, Tensor],
+    scale: Tensor,
+    recipe: HeadRecipe,
+    share: float,
 ) -> tuple[Tensor, list[float]]:
-    """The loss of one batch, and each step's mean overlap with the guided target; scale [B] of the guidance."""
-    both = torch.cat((words, torch.zeros_like(words)))
-    with torch.autocast(words.device.type, torch.bfloat16), DenseAttention():
-        predictions, features = model(both, tokens.repeat(2, 1))
-        target = getattr(model, "module", model).target
+    """The loss of one batch of `Features`, and each step's mean overlap with the guided target; scale [B] of the guidance.
+
+    share: how far the training has come, 0 to 1.
+    """
+    words, _, features = batch
+    with torch.autocast(words.device.type, torch.bfloat16):
+        predictions, features = model(*batch), features[:, words.shape[1] :]
         with torch.no_grad():
             p = _guided(target.logits(features), scale).softmax(-1)
             entropy = torch.special.entr(p).sum(-1)
@@ -196,7 +223,7 @@ def train(
     device = place.device
     target.to(device).eval().requires_grad_(False)
     head.to(device).train()
-    prompts = prompt_table()
+    features = Features(target, own)
     rates = TargetRecipe(matrix_rate=recipe.matrix_rate, other_rate=recipe.other_rate)
     optimiser, average, start = Optimiser(head, rates), Average(head, recipe.average), 0
     if state := load_whole(checkpoint):
@@ -204,19 +231,18 @@ def train(
         optimiser.load_state_dict(state["optimiser"])
         average.state = {name: value.to(device) for name, value in state["average"].items()}
         start = state["step"]
-    model = place.prepare_model(Unrolled(head, target, recipe.depth))
+    unrolled = Unrolled(head, target)
+    model = place.prepare_model(unrolled)
     order = batches(len(own) - recipe.held_out, recipe.batch, seed, start)
     mine = slice(place.process_index, None, place.num_processes)
     todo = range(start, recipe.steps)
-    bar = tqdm(
-        todo, initial=start, total=recipe.steps, desc="draft head", mininterval=5, disable=not place.is_local_main_process
-    )
+    bar = tqdm(todo, initial=start, total=recipe.steps, desc="draft head", mininterval=5, disable=not place.is_local_main_process)
     for step in bar:
         scale = 1 + (2 * recipe.guidance - 1) * torch.rand(recipe.batch, generator=seeded(seed, 11, step))
         scale[::2] = recipe.guidance
         rows = next(order)[mine]
-        words, tokens = (value.to(device) for value in own.batch(rows, prompts))
-        total, overlaps = losses(model, words, tokens, scale[mine].to(device), recipe, step / recipe.steps)
+        unrolled.depth = max(depth for share, depth in recipe.depths if share * recipe.steps <= step)
+        total, overlaps = losses(model, target, features(rows), scale[mine].to(device), recipe, step / recipe.steps)
         place.backward(total)
         nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimiser.step(trapezoid(step, recipe.steps, recipe.hold))
@@ -240,13 +266,12 @@ def agreement(
         The mean of 1 - TV at each depth of a draft (depth 1 first), and the expected number of accepted tokens of a chain of
         four: the sum over d of the mean product of the overlaps along d columns.
     """
-    prompts, device = prompt_table(), next(target.parameters()).device
-    model = Unrolled(head, target, depth)
+    model, features = Unrolled(head, target, depth), Features(target, own)
     sums, chain, count = [0.0] * depth, 0.0, 0
     for part in rows.split(16):
-        words, tokens = (value.to(device) for value in own.batch(part, prompts))
-        predictions, features = model(torch.cat((words, torch.zeros_like(words))), tokens.repeat(2, 1))
-        p = guide(target.logits(features), guidance).softmax(-1)
+        batch = features(part)
+        predictions = model(*batch)
+        p = guide(target.logits(batch[2][:, MAX_WORDS:]), guidance).softmax(-1)
         kept = torch.ones(())
         for step, hidden in enumerate(predictions):
             q = guide(target.logits(hidden), guidance).softmax(-1)

@@ -9,6 +9,8 @@ Source: Miao et al. 2024; Jeon et al. 2024 (without replacement); Li et al. 2024
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -17,15 +19,15 @@ from ..rules import normalised
 from ..sampling import draw, draw_distinct
 from ..sequence import Sequence
 from ..tree import Tree, rank_dynamic
-from ..types import Draft, Scores, Verdict
+from ..types import Draft, Scores, Verdict, no_draft
 
 
 class Grower:
     """Drafts K tokens with an own autoregressive scorer.
 
-    length: draft length of a chain. tree: a static shape to fill. dynamic (total, depth, k): expand the k best nodes of each level
-    by their k best children, keep the `total` most confident nodes. seeded: candidates are ranked with the position's noise and no
-    q is kept. confidence [B, K]: cumulative log confidence of the nodes of the last dynamic tree.
+    length: draft length of a chain. tree: a static shape to fill. dynamic (total, depth, k): expand the k best nodes of each
+    level by their k best children, keep the `total` most confident nodes. seeded: candidates are ranked with the position's
+    noise and no q is kept. confidence [B, K]: cumulative log confidence of the nodes of the last dynamic tree.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class Grower:
         self.length, self.tree, self.dynamic, self.seeded = length, tree, dynamic, seeded
         self.draft_forwards = 0
         self.confidence: Tensor | None = None
-        self._levels: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]] | None = None
+        self._levels = None if tree is None else plan(tree)
 
     def root(self) -> Scores:
         """What follows the committed tokens: one row per image. Forgets the nodes grown before."""
@@ -68,10 +70,12 @@ class Grower:
     def draft(self, sequence: Sequence, noise: Noise) -> Draft:
         """The whole draft; nodes past the end of the image are invalid."""
         self.confidence = None
+        if self.reach == 0:
+            return no_draft(len(sequence.length), sequence.length.device)
         if self.dynamic is not None:
             draft = self._dynamic(noise, *self.dynamic)
-        elif self.tree is not None:
-            draft = self._static(noise, self.tree)
+        elif self.tree is not None and self._levels is not None:
+            draft = self._static(noise, self.tree, self._levels)
         else:
             draft = self._chain(noise)
         if sequence.high + self.reach > sequence.limit:
@@ -92,32 +96,22 @@ class Grower:
                 laws.append(scores.p[:, 0])
         return Draft(torch.stack(tokens, 1), None if self.seeded else torch.stack(laws, 1))
 
-    def _static(self, noise: Noise, tree: Tree) -> Draft:
+    def _static(self, noise: Noise, tree: Tree, levels: list[Level]) -> Draft:
         """Fill a fixed shape level by level; nodes without children are never fed."""
-        rows, device = len(tree.parents), tree.parents.device
-        if self._levels is None:
-            self._levels = _plan(tree)
         tokens: list[Tensor] = []
         valid: list[Tensor] = []
         laws: list[Tensor] = []
         scores, alive = self.root(), None
-        rows = len(scores.log_p)
-        for level, (parent, rank, inner, origin, kept, width) in enumerate(self._levels):
-            codes, exist = draw_distinct(scores.log_p, scores.noise(noise), width)
-            tokens.append(codes[:, parent, rank])
-            here = exist[:, parent, rank]
-            valid.append(here if alive is None else here & alive[:, parent])
+        for level in levels:
+            if tokens:
+                scores, alive = self.grow(tokens[-1][:, level.fed], level.origin), valid[-1][:, level.fed]
+            codes, exist = draw_distinct(scores.log_p, scores.noise(noise), level.width)
+            here = exist[:, level.parent, level.rank]
+            tokens.append(codes[:, level.parent, level.rank])
+            valid.append(here if alive is None else here & alive[:, level.parent])
             if not self.seeded:
-                laws.append(struck(scores.p, codes, parent, rank))
-            if level + 1 < len(self._levels):
-                scores, alive = self.grow(tokens[-1][:, inner], origin), valid[-1][:, inner]
-        if not tokens:
-            empty = torch.zeros(rows, 0, dtype=torch.long, device=device)
-            return Draft(empty, tree=tree)
-        order = torch.cat([kept for _, _, _, _, kept, _ in self._levels]).argsort()
-        drawn = torch.cat(tokens, 1)[:, order]
-        q = None if self.seeded else torch.cat(laws, 1)[:, order]
-        return Draft(drawn, q, tree, torch.cat(valid, 1)[:, order])
+                laws.append(struck(scores.p, codes, level.parent, level.rank))
+        return Draft(torch.cat(tokens, 1), None if self.seeded else torch.cat(laws, 1), tree, torch.cat(valid, 1))
 
     def _dynamic(self, noise: Noise, total: int, levels: int, k: int) -> Draft:
         """EAGLE-2: expand the k most confident nodes of each level by their k best codes, then keep the best `total` nodes."""
@@ -151,23 +145,37 @@ class Grower:
         return Draft(torch.cat(pool_tokens, 1).gather(1, kept), None, Tree(new_parents), valid)
 
 
-def _plan(tree: Tree) -> list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]]:
-    """What each level of a static tree needs, once.
+@dataclass(frozen=True)
+class Level:
+    """One level of a static tree. fed [W]: the nodes of the level above that have children, by their place in that level; origin
+    [1, W]: the rows of the Scores above that those are children of; parent [L]: the row of this level's Scores that each node is
+    a child of; rank [L]: its place among its siblings; width: the most siblings."""
 
-    Per level: the row of the last scores each node is a child of [L], its rank among its siblings [L], which of the level's nodes
-    have children [W], the rows those are children of [1, W], the nodes' places in the tree [L], and the most siblings.
-    """
+    fed: Tensor
+    origin: Tensor
+    parent: Tensor
+    rank: Tensor
+    width: int
+
+
+def plan(tree: Tree) -> list[Level]:
+    """What the levels of a static tree [1, K] need, once. Nodes are in order of depth."""
     parents, depth, order = tree.parents[0], tree.depth[0], tree.order[0]
+    if bool((depth.diff() < 0).any()):
+        raise ValueError("the nodes of a static tree must stand in order of depth")
     grown = torch.zeros(len(parents) + 1, dtype=torch.bool, device=parents.device)
     grown[parents + 1] = True
-    row = torch.zeros(len(parents) + 1, dtype=torch.long, device=parents.device)  # of each fed node in its level's scores
-    levels = []
+    row = torch.zeros(len(parents) + 1, dtype=torch.long, device=parents.device)  # of a fed node in its level's Scores
+    above = parents.new_full((1,), -1)  # the root
+    levels: list[Level] = []
     for level in range(1, tree.levels + 1):
         members = (depth == level).nonzero()[:, 0]
-        inner = grown[members + 1].nonzero()[:, 0]
-        row[members[inner] + 1] = torch.arange(len(inner), device=parents.device)
-        parent = row[parents[members] + 1]
-        levels.append((parent, order[members], inner, parent[inner][None], members, int(order[members].max()) + 1))
+        fed = grown[above + 1].nonzero()[:, 0]
+        origin = row[parents[above[fed]] + 1] if levels else fed
+        row[above[fed] + 1] = torch.arange(len(fed), device=parents.device)
+        rank = order[members]
+        levels.append(Level(fed, origin[None], row[parents[members] + 1], rank, int(rank.max()) + 1))
+        above = members
     return levels
 
 

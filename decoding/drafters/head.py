@@ -31,8 +31,8 @@ TIER = 16
 class HeadSequence(Sequence):
     """A head's own sequence. Its cache begins with `scratch` slots for drafted nodes, which `prompt` and `pad` count too.
 
-    prefix [R, P, D]: embeddings of the prompt, until it has been read; bare [R]: rows without a prompt, before whose column 0 there
-    is no feature.
+    prefix [R, P, D]: embeddings of the prompt, until it has been read; bare [R]: rows without a prompt, before whose column 0
+    there is no feature.
     """
 
     scratch: int = 0
