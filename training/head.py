@@ -57,10 +57,10 @@ class HeadRecipe:
     sample_batch: int = 64
     held_out: int = 128
     guidance: float = 1.5
-    depths: tuple[tuple[float, int], ...] = ((0.0, 1), (0.5, 2), (0.75, 4))
+    depths: tuple[tuple[float, int], ...] = ((0.0, 1), (0.6, 2), (0.85, 4))
     fade: float = 0.9
     feature_weight: float = 1.0
-    steps: int = 4000
+    steps: int = 2400
     batch: int = 8
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
