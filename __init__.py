@@ -15,6 +15,7 @@ if __package__:
     # Public name -> the module that defines it. Relative: ComfyUI names this package by its absolute path.
     _LAZY = {
         "AutoregressivePipeline": ".pipelines.autoregressive",
+        "CoolSDPipeline": ".pipelines.cool_sd",
         "SJDPipeline": ".pipelines.sjd",
         "SpeculativePipeline": ".pipelines.speculative",
         "compare": ".bench.compare",

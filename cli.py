@@ -250,10 +250,13 @@ def bench(options: argparse.Namespace) -> None:
     harness.check_plotting()
     if not options.out.is_dir():
         raise UsageError(f"there is no folder {options.out}")
-    report = run(arguments.family(options), options.quick, options.repeats or (1 if options.quick else 5))
+    partial = options.out / f"bench-{options.name}.partial.json"
+    resumed = {"partial": partial} if harness.resumes(run) else {}
+    report = run(arguments.family(options), options.quick, options.repeats or (1 if options.quick else 5), **resumed)
     with whole_files() as temporary:
         names = [options.out / f"bench-{options.name}.{suffix}" for suffix in ("json", "png")]
         report.write(*(temporary(name) for name in names))
+    partial.unlink(missing_ok=True)
     print(f"{report.text()}\n\nwrote {names[0]}, {names[1]}")
 
 

@@ -12,14 +12,25 @@ from typing import Any
 
 from ..decoding.trace import Trace
 
-HEADERS = ("method", "seconds", "speed-up", "TPF", "acceptance length", "acceptance rate", "law")
+HEADERS = (
+    "method",
+    "seconds",
+    "speed-up",
+    "TPF",
+    "acceptance length",
+    "expected length",
+    "acceptance rate",
+    "relaxation per token",
+    "law",
+)
 
 
 @dataclass
 class Totals:
     """Traces in sum: TPF, mean acceptance length, acceptance rate as each trace counts them.
 
-    relaxation: mean cost per verified token, None where it cannot be measured; engine_share: of the time without codec.
+    relaxation: mean cost per verified token, None where it cannot be measured; engine_share: of the time without codec;
+    expected_length: per round, None where no coins are flipped.
     """
 
     tokens_per_forward: float
@@ -28,6 +39,7 @@ class Totals:
     exact: bool
     relaxation: float | None
     engine_share: float
+    expected_length: float | None = None
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Totals:
@@ -43,11 +55,20 @@ class Totals:
             all(trace.exact for trace in traces),
             sum(known) / len(known) if len(known) == len(costs) else None,
             sum(trace.engine_share for trace in traces) / len(traces),
+            _per_round(traces),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+def _per_round(traces: Sequence[Trace]) -> float | None:
+    """Expected tokens per round, over all rounds."""
+    rounds = sum(trace.rounds for trace in traces)
+    if not rounds or any(trace.expected_length is None for trace in traces):
+        return None
+    return sum((trace.expected_length or 0.0) * trace.rounds for trace in traces) / rounds
 
 
 def row(name: str, seconds: float, speedup: float | None, totals: Totals, judged: bool = True) -> list[str]:
@@ -58,7 +79,9 @@ def row(name: str, seconds: float, speedup: float | None, totals: Totals, judged
         "" if speedup is None else f"{speedup:.2f}x",
         f"{totals.tokens_per_forward:.2f}",
         f"{totals.mean_acceptance_length:.2f}",
+        "" if totals.expected_length is None or not judged else f"{totals.expected_length:.2f}",
         f"{totals.acceptance_rate:.0%}" if judged else "",
+        "" if totals.exact or totals.relaxation is None else f"{totals.relaxation:.4f}",
         "exact" if totals.exact else "relaxed",
     ]
 

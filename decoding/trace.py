@@ -32,8 +32,10 @@ class Trace:
     the engine and the codec. min_margin: the smallest gap between the two best noisy scores (seeded decoding and plain AR; inf
     elsewhere): a float32 tie is possible where it is tiny; the
     border of top-k and top-p is not looked at. relaxation_per_token: mean cost per verified token; only its average over images
-    bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). seed names the image's
-    noise; notes: what else a user should know.
+    bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). expected_length: tokens
+    a round commits on average over the verifier's coins, given what was drafted (Cool-SD, Eq. 7; the end of the image is not
+    looked at; None where no coins are flipped): as the acceptance length, with less noise. seed names the image's noise; notes:
+    what else a user should know.
     """
 
     method: str
@@ -57,6 +59,7 @@ class Trace:
     source: list[list[int]] = field(repr=False)
     probability: list[list[float | None]] = field(repr=False)
     notes: list[str] = field(default_factory=list)
+    expected_length: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -225,7 +228,7 @@ class Recorder:
     ) -> list[Trace]:
         """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None."""
         rows, count = sequence.tokens.shape[0], sequence.limit - 1
-        maps, margins, totals, cost = self._totals(rows, count)
+        maps, margins, totals, cost, expected = self._totals(rows, count)
         if sequence.forced is not None:
             # Forced tokens before the first round were committed by nobody.
             column = torch.arange(count)
@@ -262,16 +265,18 @@ class Recorder:
                     run=grid["run"].long().tolist(),
                     source=grid["source"].long().tolist(),
                     probability=[[None if value != value else value for value in line] for line in grid["p"].tolist()],
+                    expected_length=None if expected is None else float(expected[row]) / max(1, rounds),
                 )
             )
         return traces
 
-    def _totals(self, rows: int, count: int) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """Maps [B, N + 1] (the last column takes what is not there), margins [B, N + 1], counts [5, B], cost [B]; on the CPU."""
+    def _totals(self, rows: int, count: int) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor | None]:
+        """Maps [B, N + 1] (the last column takes what is not there), margins [B, N + 1], counts [5, B], cost and expected tokens
+        [B] (None: not known); on the CPU."""
         maps = {name: torch.full((rows, count + 1), -1.0, dtype=torch.float64) for name in ("round", "run", "source", "p")}
         margins = torch.full((rows, count + 1), torch.inf, dtype=torch.float64)
         if not self._log:
-            return maps, margins, torch.zeros(5, rows, dtype=torch.long), torch.zeros(rows)
+            return maps, margins, torch.zeros(5, rows, dtype=torch.long), torch.zeros(rows), None
         log, verdicts = self._log, [entry.verdict for entry in self._log]
         before, added = (
             torch.stack([entry.before for entry in log]).cpu(),
@@ -291,6 +296,8 @@ class Recorder:
         for number, verdict in enumerate(verdicts):
             if verdict.cost is not None:
                 cost += verdict.cost.cpu() * active[number]
+        known = [verdict.expected.cpu() for verdict in verdicts if verdict.expected is not None]
+        expected = (torch.stack(known).double() * active).sum(0) if len(known) == len(verdicts) else None
         # [rounds, B, width]: every token committed in a round, side by side.
         width = int(added.max())
         step = torch.arange(width)
@@ -313,7 +320,7 @@ class Recorder:
         for name, plane in planes.items():
             maps[name].scatter_(1, place, plane.transpose(0, 1).flatten(1).double())
         margins.scatter_(1, place, torch.where(forced, torch.inf, gap).transpose(0, 1).flatten(1))
-        return maps, margins, totals, cost
+        return maps, margins, totals, cost, expected
 
 
 def _fit(values: Tensor, width: int, fill: float) -> Tensor:

@@ -108,7 +108,7 @@ BAD = {
     "unknown word": (["generate", "fxo"], "fox"),
     "unknown method": (["generate", "fox", "--method", "sdj"], "did you mean 'sjd'"),
     "unknown flag": (["generate", "fox", "--tial", "reuse"], "did you mean --tail"),
-    "another method's": (["generate", "fox", "--tree", "chain"], "option of speculative, not of sjd"),
+    "another method's": (["generate", "fox", "--tree", "chain"], "option of cool_sd and speculative, not of sjd"),
     "bad choice": (["generate", "fox", "--rule", "sedeed"], "did you mean 'seeded'"),
     "bad range": (["generate", "fox", "--window", "0"], "window must be between"),
     "clash": (["generate", "fox", "--tail", "reuse"], "rule"),

@@ -46,7 +46,7 @@ def test_fields_and_arithmetic(pipe: Pipe, variant: tuple[str, dict[str, Any]]) 
         assert 0 <= trace.accepted + trace.rounds - 64 <= 1
         assert trace.seconds == pytest.approx(sum(trace.parts.values())) and trace.seconds > 0
         assert 0 <= trace.engine_share <= 1 and trace.parts["target"] > 0
-        assert (trace.draft_forwards > 0) == (variant[0] == "speculative") == (trace.parts["draft_model"] > 0)
+        assert (trace.draft_forwards > 0) == (variant[0] in ("speculative", "cool_sd")) == (trace.parts["draft_model"] > 0)
 
 
 def test_plain_decoding_counts(pipe: Pipe) -> None:
@@ -92,15 +92,18 @@ def test_probability_is_the_targets(pipe: Pipe, variant: tuple[str, dict[str, An
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_margin_and_relaxation(pipe: Pipe, variant: tuple[str, dict[str, Any]]) -> None:
+    exact = pipe(variant[0]).config_class(**variant[1]).exact
     for trace in draw(pipe, variant).traces:
         rule, tail = variant[1].get("rule", "seeded"), variant[1].get("tail")
+        assert (trace.expected_length is None) == (rule == "seeded")
+        assert trace.expected_length is None or 1 <= trace.expected_length < 9
         if rule == "seeded":
             assert 0 < trace.min_margin < 1, "the closest of 64 calls"
         else:
             assert trace.min_margin == math.inf
         if tail == "reuse":
             assert trace.relaxation_per_token is None
-        elif rule == "clustered":
+        elif not exact:
             assert trace.relaxation_per_token is not None and trace.relaxation_per_token >= 0
         else:
             assert trace.relaxation_per_token == 0
