@@ -193,5 +193,6 @@ def test_info_of_a_folder_without_a_draft(model, tmp_path, capsys):
 
 
 def test_train_help(capsys):
-    assert cli.main(["train", "demo", "--help"]) == 0
-    assert "--smoke" in capsys.readouterr().out
+    for stage in ("demo", "head"):
+        assert cli.main(["train", stage, "--help"]) == 0
+        assert "--smoke" in capsys.readouterr().out
