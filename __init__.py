@@ -18,6 +18,7 @@ if __package__:
         "CoolSDPipeline": ".pipelines.cool_sd",
         "SJDPipeline": ".pipelines.sjd",
         "SpeculativePipeline": ".pipelines.speculative",
+        "VVSPipeline": ".pipelines.vvs",
         "compare": ".bench.compare",
     }
     # What ComfyUI's loader asks for. Its custom nodes need torch and diffusers, so they too wait for the first use.

@@ -87,6 +87,16 @@ class Trace:
         return self.seconds - self.parts.get("callback", 0.0)
 
     @property
+    def skip_ratio(self) -> float:
+        """Share of the rounds that were committed without a forward of the target (VVS)."""
+        return 1.0 - self.target_forwards / self.rounds if self.rounds else 0.0
+
+    @property
+    def unverified(self) -> int:
+        """Tokens that were committed in those rounds."""
+        return sum(value == UNVERIFIED for row in self.source for value in row)
+
+    @property
     def engine_share(self) -> float:
         """Share of the wall-clock spent outside the models' forwards and the codec; a callback's time is nobody's."""
         total = sum(self.parts.values()) - self.parts["codec"] - self.parts.get("callback", 0.0)
@@ -97,7 +107,8 @@ class Trace:
         values = asdict(self)
         for name in ("round", "run", "source", "probability"):
             del values[name]
-        for name in ("own_seconds", "tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "engine_share"):
+        derived = ("own_seconds", "tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "skip_ratio", "unverified")
+        for name in (*derived, "engine_share"):
             values[name] = getattr(self, name)
         values["min_margin"] = None if self.min_margin == float("inf") else self.min_margin
         return values
