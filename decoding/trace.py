@@ -197,6 +197,8 @@ class Recorder:
             rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp_(min=0)
             rows = rows.scatter(1, verdict.accepted[:, None], verdict.stop[:, None])
             log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
+        if log_p is not None and verdict.scored is not None:
+            log_p = log_p.masked_fill(~verdict.scored[:, None], torch.nan)
         self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))
         self.rounds += 1
 

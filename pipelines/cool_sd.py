@@ -133,7 +133,7 @@ class CoolSDPipeline(SpeculativeDecodingPipeline):
         draft_head: trained on this target's features (`foredraft train head`).
     """
 
-    config_class = CoolSDConfig
+    config_class: ClassVar[type[MethodConfig]] = CoolSDConfig
     model_cpu_offload_seq = "draft_head->target->codec"
 
     def __init__(

@@ -1,4 +1,4 @@
-"""VVS: in some rounds a path of the draft tree is committed without asking the target; the next round fills in what is missing."""
+"""VVS: in some rounds a path of the draft tree is committed unverified; the next round's forward fills in what is missing."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class VVSConfig(MethodConfig):
 
     rule: str = option(
         "lantern",
-        "in verified rounds: lantern and lantern++: look-alike codes count together; annealed: Cool-SD, relaxed at first and strict "
-        "later in a draft; exact: the target's distribution, had nothing been skipped",
+        "of the verified rounds; lantern and lantern++: look-alike codes count together; annealed: Cool-SD, relaxed at first and "
+        "strict later in a draft; exact: keeps the target's distribution if nothing is skipped",
         choices=("lantern", "lantern++", "exact", "annealed"),
     )
     tvd: float = option(
@@ -93,7 +93,7 @@ class VVSConfig(MethodConfig):
     branching: int = option(3, "children tried at each node while the tree grows", low=1, high=16)
     lam: float = option(
         2.0,
-        "LANTERN++: look-alike codes may count up to this many times the token's own probability; more is faster and less faithful",
+        "LANTERN++: look-alike codes may count up to this many times the token's own probability; more is faster, less faithful",
         low=0.0,
         high=20.0,
         step=0.5,
@@ -269,7 +269,7 @@ class SkippingDrafter:
 
 
 class VVSPipeline(CoolSDPipeline):
-    """A head on the target's own features drafts a tree; most trees are verified in one forward, of the others a path is believed.
+    """A head on the target's own features drafts trees; most are verified in one forward, of the others one path is believed.
 
     Args:
         draft_head: trained on this target's features (`foredraft train head`).

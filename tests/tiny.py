@@ -61,7 +61,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("cool_sd", {"rule": "lantern", "tree": "dynamic", "k": 1000, "total_nodes": 8, "draft_length": 3}),
     ("cool_sd", {"rule": "lantern++", "resample": "paper", "k": 4, "draft_length": 3, "tree": "static"}),
-    ("vvs", {"threshold": 0.2, "total_nodes": 6, "draft_length": 3}),
+    ("vvs", {"rule": "lantern", "threshold": 0.2, "total_nodes": 6, "draft_length": 3}),
     ("vvs", {"schedule": "uniform", "interval": 2, "rule": "exact", "selection": "confidence"}),
     ("vvs", {"schedule": "uniform", "truncate": False, "rule": "lantern++"}),
     ("vvs", {"schedule": "never", "rule": "annealed", "delta": 2.0}),

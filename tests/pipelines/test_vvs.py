@@ -325,6 +325,8 @@ def test_a_row_of_a_batch_is_the_row_alone(pipe: Pipe, options: dict[str, Any]) 
         assert torch.equal(alone.tokens[0], together.tokens[row])
         for name in ("rounds", "target_forwards", "judged", "accepted", "drafted", "round", "run", "source", "skip_ratio"):
             assert getattr(one, name) == getattr(two, name), name
+        unknown = [[[value is None for value in line] for line in trace.probability] for trace in (one, two)]
+        assert unknown[0] == unknown[1] == [[value == UNVERIFIED for value in line] for line in one.source]
 
 
 def test_uniform_schedule_counts(pipe: Pipe) -> None:
