@@ -16,7 +16,19 @@ from .cases import Case, Family
 from .harness import Report
 from .quality import CALL, HEADERS, Point, Setting, available, measure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f")
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8c564b",
+    "#7f7f7f",
+    "#bcbd22",
+    "#17becf",
+    "#000000",
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,9 @@ SWEEPS = (
     Sweep("UniformRSD", "cool_sd", {"rule": "uniform"}, "delta", (1.1, 1.5, 2.0, 3.0)),
     Sweep("LANTERN, k=32", "cool_sd", {"rule": "lantern", "k": 32}, "tvd", (0.05, 0.1, 0.2, 0.4)),
     Sweep("LANTERN++, k=10", "cool_sd", {"rule": "lantern++"}, "lam", (0.5, 1.0, 2.0, 5.0)),
+    Sweep("EAGLE-2 + LANTERN", "vvs", {"schedule": "never", "k": 32}, "tvd", (0.1, 0.2, 0.4)),
+    Sweep("VVS, uniform", "vvs", {"schedule": "uniform", "k": 32}, "interval", (4, 3, 2)),
+    Sweep("VVS, dynamic", "vvs", {"k": 32}, "threshold", (0.8, 0.7, 0.6, 0.4)),
     Sweep("SJD++", "sjd", {"rule": "exact", "tail": "reuse"}, "tau", (0.75, 0.5, 0.25, 0.0)),
     Sweep("GSD", "sjd", {"rule": "clustered", "tail": "coupled"}),
 )

@@ -180,17 +180,22 @@ class HeadDrafter(Grower):
             log_p = apply_grammar(log_p, index.expand(-1, log_p.shape[1]), own.forced)
         return Scores(log_p, index, span, contiguous=own.low == own.high)
 
-    def _features(self, sequence: Sequence, columns: Tensor) -> Tensor:
-        """The target's features of the columns before columns [B, T]: [R, T, D]; zero before a column 0 without a prompt."""
-        cache, bare = sequence.cache, self.own.bare
-        if cache is None or bare is None:
-            raise ValueError("no features here")
+    def sources(self, sequence: Sequence, columns: Tensor) -> Tensor:
+        """Whose features are read for columns [B, T]: the columns before, or what stands for them; -1 = the prompt's last."""
         source = columns - 1
         if sequence.pending > 1:
             final = sequence.cached[:, None]
             missing = sequence.length[:, None] - 1 - final
             older = source - missing if self.stale == "recent" else final - 1
             source = torch.where(source < final, source, older).clamp_(min=-1)
+        return source
+
+    def _features(self, sequence: Sequence, columns: Tensor) -> Tensor:
+        """The target's features of the columns before columns [B, T]: [R, T, D]; zero before a column 0 without a prompt."""
+        cache, bare = sequence.cache, self.own.bare
+        if cache is None or bare is None:
+            raise ValueError("no features here")
+        source = self.sources(sequence, columns)
         source = source.repeat(self._repeat, 1)
         first = torch.arange(cache.rows, device=source.device)[:, None] * cache.slots
         flat = (source + sequence.prompt).clamp_(min=0) + first
