@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..decoding.types import Draft
 from ..training import adherence
 from ..training.names import prompt_text
 from . import pictures
@@ -235,9 +237,32 @@ def draw(family: Family, case: Case, count: int, first: int, bar: Any) -> Drawn:
         tokens.append(output.tokens.flatten(1).cpu())
         traces += output.traces
         bar.update(len(part))
-    chances = [[value for line in trace.probability for value in line if value is not None] for trace in traces]
-    log_p = torch.tensor([float(torch.tensor(each, dtype=torch.float64).clamp(min=1e-12).log().mean()) for each in chances])
-    return Drawn(torch.cat(tokens), log_p, right, traces, laws.tv, family.pipeline(case.method).target.vocab_size)
+    codes = torch.cat(tokens)
+    if any(trace.unverified for trace in traces):
+        texts = [prompt_text(*each) for each in wanted]
+        parts = [slice(at, at + BATCH) for at in range(0, count, BATCH)]
+        log_p = torch.cat([likelihood(family, case, texts[part], codes[part]) for part in parts])
+    else:
+        chances = [torch.tensor(trace.probability, dtype=torch.float64) for trace in traces]
+        log_p = torch.stack([each.clamp(min=1e-12).log().mean() for each in chances]).float()
+    return Drawn(codes, log_p, right, traces, laws.tv, family.pipeline(case.method).target.vocab_size)
+
+
+@torch.no_grad()
+def likelihood(family: Family, case: Case, prompts: list[str], tokens: Tensor) -> Tensor:
+    """The target's mean log-probability of whole pictures, tokens [B, N], in one forward: [B].
+
+    For methods that commit tokens the target never judged; guidance and warp are the case's.
+    """
+    pipeline = family.pipeline(case.method)
+    names = ("guidance_scale", "temperature", "top_k", "top_p")
+    sampling, target = pipeline._sampling(*(case.call.get(name) for name in names)), pipeline.target
+    height, width = pipeline._grid(case.call.get("height"), case.call.get("width"))
+    conditioning = target.encode(pipeline.components, prompts, None, sampling.guided)
+    sequence = target.begin(conditioning, (height, width), sampling, tokens.shape[1])
+    draft = Draft(tokens.to(sequence.tokens.device))
+    log_p = target.score(sequence, draft).log_p[:, :-1].gather(2, draft.tokens[..., None])[..., 0]
+    return log_p.double().clamp(min=math.log(1e-12)).mean(1).float().cpu()
 
 
 def judge(setting: Setting, drawn: Drawn, tokens: Tensor, log_p: Tensor) -> Point:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from foredraft import cli
-from foredraft.bench import cool_sd, harness, pareto, pictures, quality, report
+from foredraft.bench import cool_sd, harness, pareto, pictures, quality, report, vvs
 from foredraft.bench.cases import Family
 from foredraft.bench.pareto import SWEEPS, Sweep
 from foredraft.bench.quality import Partial, Point, Setting, divergence, histogram, jensen_shannon
@@ -23,6 +23,7 @@ from foredraft.pipelines.cool_sd import CoolSDPipeline
 from foredraft.training import adherence
 from foredraft.training.names import COLOURS, NAMES, word_table
 from PIL import Image
+from tqdm import tqdm
 
 RELAXED = Totals(2.0, 2.0, 0.5, False, 0.01, 0.1, 2.1)
 
@@ -205,7 +206,19 @@ def test_what_the_points_say() -> None:
     assert "within three errors" in pareto.read([floor, replace(wrong, divergence=0.12)])[1]
 
 
-@pytest.mark.parametrize("name", ["pareto", "cool_sd"])
+def test_likelihood_is_that_of_the_traces(family: Family) -> None:
+    """One forward over a finished picture says what the rounds said; for unverified tokens there is nothing else."""
+    case = quality.PLAIN.case
+    output, _ = family.draw(case, ["fox", "owl on white"], 0)
+    chances = torch.tensor([trace.probability for trace in output.traces]).flatten(1).log().mean(1)
+    found = quality.likelihood(family, case, ["fox", "owl on white"], output.tokens.flatten(1))
+    assert torch.allclose(found, chances, atol=1e-4)
+    skipping = replace(case, method="vvs", options={"schedule": "uniform", "interval": 2})
+    drawn = quality.draw(family, skipping, 2, 0, tqdm(disable=True))
+    assert drawn.log_p.shape == (2,) and bool((drawn.log_p < 0).all()) and any(trace.unverified for trace in drawn.traces)
+
+
+@pytest.mark.parametrize("name", ["pareto", "cool_sd", "vvs"])
 def test_quick_benches(name: str, folder: Path, small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert name in harness.benches() and harness.resumes(harness.bench(name)) and not harness.resumes(harness.bench("sjd"))
     code = cli.main(["bench", name, "--quick", "--model", str(folder), "--threads", "1", "--out", str(tmp_path)])
@@ -217,6 +230,10 @@ def test_quick_benches(name: str, folder: Path, small: None, tmp_path: Path, cap
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"bench-{name}.json", f"bench-{name}.png"]
     if name == "pareto":
         assert [each["name"] for each in record["points"]][1:3] == ["EAGLE, exact", "Cool-SD, delta=1.1"]
+    elif name == "vvs":
+        assert all(record[part] for part in (*vvs.TITLES, "similarity", "features", "lengths"))
+        assert record["schedule"][0]["totals"]["skip_ratio"] == 0 < record["reuse"][0]["totals"]["skip_ratio"]
+        assert "Table 4" in out.out and "paths of a tree" in out.out
     else:
         assert {"schedule", "residual", "SJD", "tv", "plain"} <= set(record) and len(record["tv"]) == 3
         assert "Table 3" in out.out and "Fig. 5" in out.out
