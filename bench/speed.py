@@ -36,7 +36,13 @@ CASES = (
     Case("speculative", {"rule": "exact", "tree": "chain"}, label="speculative chain"),
     Case("speculative", {"rule": "exact", "tree": "static"}, label="speculative static tree"),
     Case("speculative", {"rule": "exact", "tree": "dynamic"}, label="speculative dynamic tree"),
+    Case("cool_sd", {"rule": "seeded", "draft_length": 4}, label="head chain, seeded"),
+    Case("cool_sd", {"rule": "exact", "draft_length": 4}, label="head chain, exact"),
+    Case("cool_sd", label="cool-sd"),
+    Case("vvs", label="vvs"),
 )
+# Speed-ups the draft head's methods should reach at T = 1, batch 1.
+HEADS = (("head chain, exact", 1.2), ("cool-sd", 1.5), ("vvs", 1.6))
 
 
 def run(family: Family, quick: bool, repeats: int) -> Report:
@@ -94,6 +100,12 @@ def ratios(title: str, results: list[Result]) -> list[list[str]]:
         if "sjd++ reuse" in named:
             share = named["sjd++ reuse"].speedup / best.speedup
             lines.append([f"SJD++ against it; {title}", f"{share:.2f}", ">= 1"])
+    if batch == 1 and title.startswith("T = 1"):
+        lines += [
+            [f"{name} over AR; {title}", f"{named[name].speedup:.2f}x", f">= {wanted}x"]
+            for name, wanted in HEADS
+            if name in named
+        ]
     worst = max(results, key=lambda result: median(result.engine))
     for result in [*results[:2], worst]:
         line = [f"engine share, {result.name}; {title}", f"{median(result.engine):.1%}"]
