@@ -154,7 +154,7 @@ def curves(
             where,
             high,
             xerr=[error(point) for point in curve],
-            fmt="o-" if len(curve) > 1 else "D",
+            fmt=MARKS[number // len(COLOURS)] + ("-" if len(curve) > 1 else ""),
             color=COLOURS[number % len(COLOURS)],
             linewidth=1.2,
             elinewidth=0.6,
