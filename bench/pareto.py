@@ -17,6 +17,7 @@ from .harness import Report
 from .quality import CALL, HEADERS, Point, Setting, available, measure
 
 COLOURS = (
+MARKS = "osD^"
     "#0072b2",
     "#d55e00",
     "#009e73",
