@@ -16,8 +16,8 @@ from .cases import Case, Family
 from .harness import Report
 from .quality import CALL, HEADERS, Point, Setting, available, measure
 
-COLOURS = (
 MARKS = "osD^"
+COLOURS = (
     "#0072b2",
     "#d55e00",
     "#009e73",
