@@ -1,9 +1,9 @@
 """LlamaGen: text- and class-conditional pictures from a Llama decoder over VQ codes.
 
-Text is 120 slots before the image: T5 features, moved to the right end, through a small MLP. The last of them is column 0. What is
-peculiar, and kept: the rotary rows of all text slots are zeros, so that queries and keys of text vanish and every image token
-gives all text the same weight; the unconditional row reads learned embeddings under the *conditional* row's text mask; the first
-image token stands at grid cell (0, 0). Class-conditional models have one class embedding as column 0 and no text.
+Text is 120 slots before the image: T5 features, moved to the right end, through a small MLP. The last of them is column 0. What
+is peculiar, and kept: the rotary rows of all text slots are zeros, so that queries and keys of text vanish and an image token
+gives every text slot the same weight; the unconditional row reads learned embeddings under the *conditional* row's text mask;
+the first image token stands at grid cell (0, 0). Class-conditional models have one class embedding as column 0 and no text.
 
 Source: Sun et al. 2024 (LlamaGen, arXiv:2406.06525); layouts of the files at github.com/FoundationVision/LlamaGen.
 """

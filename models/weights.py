@@ -60,9 +60,9 @@ class Part:
     """One component of a pipeline, found in a checkpoint.
 
     class_name: a class of `loading.CLASSES` with `config` its arguments, or of transformers (library="transformers") with
-    `config` its configuration. weights: our name of every tensor -> how it is made; {} for tokenizers. ignore: regular expressions
-    of checkpoint keys that nobody needs. files: files of the component by name: a path is copied, a text is written. tied: names the
-    class fills in itself.
+    `config` its configuration. weights: our name of every tensor -> how it is made; {} for tokenizers. ignore: regular
+    expressions of checkpoint keys that nobody needs. files: files of the component by name: a path is copied, a text is written.
+    tied: names the class fills in itself.
     """
 
     class_name: str
