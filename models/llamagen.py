@@ -27,7 +27,7 @@ from .backbone import Backbone, BackboneConfig, axis_angles
 from .checkpoint import Checkpoint, Source
 from .codecs.janus import codec_part
 from .target import Conditioning, DiscreteTarget
-from .weights import Assembly, Part, Recipe, decoder_recipes
+from .weights import Assembly, Part, Recipe, decoder_recipes, head_part
 
 
 class CaptionProjection(nn.Module):
@@ -259,7 +259,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 def recognise(source: Source) -> Assembly | None:
     """LlamaGen's own files: a GPT checkpoint (alone or in a folder with its tokenizer and T5), or a published draft head."""
     if source.config:
-        return head_assembly(source) if source.config.get("input_type") in ("t2i", "t2i2", "c2i") else None
+        # Published heads call themselves Llama models; LlamaGen's own files have no config.json.
+        head = head_part(source, "pairs") if source.config.get("model_type", "llama") == "llama" else None
+        return None if head is None else Assembly("llamagen", {"draft_head": head})
     found: dict[str, list[Checkpoint]] = {"target": [], "codec": []}
     for path in [source.path] if source.path.is_file() else source.files(".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
         checkpoint = Checkpoint([path])
@@ -373,8 +375,3 @@ def text_encoder_part(source: Source) -> Part:
     ignore = (r"^decoder\.", r"^lm_head\.", r"embed_tokens\.weight$")
     tied = ("encoder.embed_tokens.weight",)
     return Part("T5EncoderModel", config, recipes, checkpoint, ignore, library="transformers", tied=tied)
-
-
-def head_assembly(source: Source) -> Assembly | None:
-    """A published draft head for LlamaGen."""
-    return None

@@ -37,6 +37,7 @@ CLASSES = {
     "LlamaGenTarget": "models.llamagen",
     "ClassTokenizer": "models.llamagen",
     "JanusCodec": "models.codecs.janus",
+    "DraftHead": "models.head",
 }
 
 # Family -> the module whose `recognise` describes its checkpoints.
