@@ -48,6 +48,7 @@ FAMILIES = {
 # Classes of transformers that components may be.
 LIBRARY = ("AutoTokenizer", "T5EncoderModel")
 
+_PLACEMENT = ("quantization", "device_map", "max_memory", "offload_folder")
 _HUB = ("revision", "cache_dir", "token", "local_files_only", "force_download")
 _READABLE = ["*.json", "*.safetensors", "*.txt", "*.model"]
 
@@ -153,7 +154,7 @@ def load_components(
 
     kwargs: components to use instead, or where to load them from. optional: components that may be absent.
     """
-    known = [*names, "defaults", "torch_dtype", *_HUB]
+    known = [*names, "defaults", "torch_dtype", *_PLACEMENT, *_HUB]
     for name in kwargs:
         if name not in known:
             raise TypeError(unknown_option(name, known, f"{who}.from_pretrained"))
@@ -174,7 +175,23 @@ def load_components(
     if "defaults" in kwargs:
         parts["defaults"] = kwargs["defaults"]
     check_defaults(parts["defaults"], place)
+    place_target(parts, kwargs)
     return parts
+
+
+def place_target(parts: dict[str, Any], options: dict[str, Any]) -> None:
+    """Quantize and spread the target as asked, and put what works beside it on the same device."""
+    if not any(options.get(name) is not None for name in _PLACEMENT):
+        return
+    from . import placement
+
+    if options.get("quantization") is not None:
+        placement.quantize(parts["target"], options["quantization"])
+    if options.get("device_map") is not None:
+        placement.spread(parts["target"], options["device_map"], options.get("max_memory"), options.get("offload_folder"))
+        for name, part in parts.items():
+            if name != "target" and isinstance(part, torch.nn.Module):
+                part.to(parts["target"].home)
 
 
 def _from_index(
@@ -354,6 +371,8 @@ def save_components(pipeline: Any, directory: Any, names: list[str], kwargs: dic
         component = getattr(pipeline, name)
         if component is None:
             continue
+        if getattr(component, "quantization", None):
+            raise ValueError(f"the {name} is quantized and cannot be saved: save it before it is quantized")
         index[name] = index_entry(saved_class(component))
         options = kwargs if isinstance(component, torch.nn.Module) else {}
         component.save_pretrained(folder / name, **options)

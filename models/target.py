@@ -46,6 +46,7 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
     backbone: Backbone
     vocab_size: int
     guided_draft = False
+    quantization: str | None = None
 
     @property
     def home(self) -> torch.device:

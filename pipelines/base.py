@@ -109,6 +109,8 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), a transformers folder or
             an original checkpoint of a known family, a Hub id of one of these, or 'owner/name/file.pt' on the Hub.
             torch_dtype: dtype of the models (default float32).
+            quantization: "int8" or "int4" rounds the target's matrices (weights only; needs torchao).
+            device_map, max_memory, offload_folder: as in accelerate, for the target: "auto", or {module: device, "cpu", "disk"}.
             revision, cache_dir, token, local_files_only, force_download: as in huggingface_hub.
             target, codec, tokenizer, text_encoder, draft_model, draft_head: use these, or load them from these places. defaults:
             instead of the family's.
