@@ -63,7 +63,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     """
 
     config_class: ClassVar[type[MethodConfig]]
-    model_cpu_offload_seq = "text_encoder->draft_model->draft_head->target->codec"
+    model_cpu_offload_seq = "text_encoder->target->codec"
     # Target and draft take turns every round, so that the small one stays where it runs.
     _exclude_from_cpu_offload: ClassVar[list[str]] = ["draft_model", "draft_head"]
     _optional_components: ClassVar[list[str]] = ["text_encoder"]

@@ -486,3 +486,39 @@ def test_pickles_are_mapped_and_not_read(tmp_path: Path, kind: str, monkeypatch:
     layouts.save_state(layouts.llamagen_state(), tmp_path / f"y.{kind}", "legacy")
     Checkpoint([tmp_path / f"y.{kind}"])
     assert [(call["weights_only"], call["mmap"]) for call in seen] == [(True, True), (True, False)]
+
+
+# -- foredraft info --------------------------------------------------------------------------------------------------
+
+
+def test_info_of_a_checkpoint(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in (original, original / GPT, convert(original, tmp_path / "out")):
+        assert main(["info", str(place)]) == 0
+        shown = capsys.readouterr().out
+        for words in (
+            "LlamaGenTarget",
+            "246,144",
+            "float32",
+            "JanusCodec",
+            "T5EncoderModel",
+            "llamagen\n",
+            "64 codes",
+            "16 x 16 tokens (256 x 256 pixels)",
+            "guidance_scale 7.5, top_k 1000",
+            "ar, sjd",
+            "cache 1.3 MB a guided picture",
+        ):
+            assert words in shown, words
+
+
+def test_info_says_what_the_hub_has_to_give(original: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copyfile(original / GPT, tmp_path / GPT)
+    assert main(["info", str(tmp_path / GPT)]) == 0
+    shown = capsys.readouterr().out
+    assert "codec peizesun/llamagen_t2i/vq_ds16_t2i.pt" in shown and "text_encoder google/flan-t5-xl" in shown
+
+
+def test_info_of_a_draft_head(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", str(layouts.head_folder(tmp_path / "head", layouts.llamagen_state()))]) == 0
+    shown = capsys.readouterr().out
+    assert "DraftHead" in shown and "methods" not in shown
