@@ -96,7 +96,7 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
         shape = static_tree(spine_paths(config.length, config.branching), run.device) if config.tree == "static" else None
         dynamic = (config.total_nodes, config.length, config.branching) if config.tree == "dynamic" else None
         scratch = config.length * max(config.branching, 1) + 1
-        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided)
+        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided, run.size)
         own = self.draft_model.begin(conditioning, run.grid, run.sampling, scratch)
         seeded = config.rule == "seeded"
         planner = self.planner(run, LENGTHS, 4) if config.draft_length == AUTO else None
