@@ -116,7 +116,8 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
     ) -> Sequence:
         """A fresh sequence with the prompt in its cache.
 
-        grid: the lattice. scratch: the largest number of draft nodes a round may feed. The prompt's prefill is not counted as a target forward.
+        grid: the lattice. scratch: the largest number of draft nodes a round may feed. The prompt's prefill is not counted as a
+        target forward.
         """
         rows, prompt = conditioning.prefix.shape[:2]
         count = grid[0] * grid[1]

@@ -8,13 +8,19 @@ Source: Gafni et al. 2022 (Make-A-Scene); Esser et al. 2021 (VQGAN); Chameleon t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence as Items
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
+
+from ..checkpoint import Checkpoint, Source
+from ..weights import Part, Recipe
 
 GROUPS, EPS = 32, 1e-6
 
@@ -98,8 +104,7 @@ class Decoder(nn.Module):
         self.conv_in = nn.Conv2d(latent, widths[-1], 3, padding=1)
         self.mid = Middle(widths[-1])
         self.up = nn.ModuleList(
-            Level(channels, out, blocks + 1, level == 0)
-            for level, (channels, out) in enumerate(zip(above, widths, strict=True))
+            Level(channels, out, blocks + 1, level == 0) for level, (channels, out) in enumerate(zip(above, widths, strict=True))
         )
         self.norm_out = nn.GroupNorm(GROUPS, widths[0], EPS)
         self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
@@ -160,8 +165,71 @@ class ChameleonCodec(ModelMixin, ConfigMixin):
         """The codes as they are looked up: float32 [V, code_dim]."""
         return self.quantize.embedding.weight.float()
 
+    @apply_forward_hook
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         """LongTensor [B, h, w] -> pixels [B, 3, 16h, 16w] in [-1, 1]."""
         latents = self.post_quant_conv(self.quantize(tokens).permute(0, 3, 1, 2))
         return self.decoder(latents).clamp(-1, 1)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+# Where the Hub has the decoder without a gate: it is the same in the whole family.
+PUBLISHED = "leloy/Anole-7b-v0.1-hf"
+PREFIXES = ("", "model.vqmodel.", "vqmodel.")
+
+
+def codec_source(source: Source, checkpoint: Checkpoint) -> tuple[Checkpoint | None, str]:
+    """The image tokenizer's tensors and their prefix: the file or folder named, else the checkpoint's own, else a `vqgan` file.
+
+    (None, "") if there is none. Meta keeps `vqgan.ckpt` in a folder `tokenizer` beside the models.
+    """
+    key = "decoder.conv_in.weight"
+    named = source.named.get("codec")
+    if named is not None:
+        found = named.weights
+        prefix = next((prefix for prefix in PREFIXES if found is not None and prefix + key in found), None)
+        if found is None or prefix is None:
+            raise ValueError(f"{named.path} holds no decoder of Chameleon's image tokenizer: give vqgan.ckpt, or {PUBLISHED}")
+        return found, prefix
+    if f"model.vqmodel.{key}" in checkpoint:
+        return checkpoint, "model.vqmodel."
+    above = (source.folder, source.folder.parent, source.folder.parent.parent)
+    for folder in (source.folder, *(place / "tokenizer" for place in above)):
+        for suffix in (".safetensors", ".ckpt"):
+            path = folder / f"vqgan{suffix}"
+            if path.is_file():
+                return Checkpoint([path]), ""
+    return None, ""
+
+
+def codec_part(checkpoint: Checkpoint, prefix: str, shared: bool) -> Part:
+    """The decoder half of the image tokenizer, its sizes read from the tensors. shared: the decoder's checkpoint holds it too."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        if prefix + name not in checkpoint:
+            raise ValueError(f"{checkpoint.where} has no tensor {prefix + name!r}: it is not Chameleon's image tokenizer")
+        return checkpoint.shape(prefix + name)
+
+    def count(pattern: str) -> int:
+        found = (re.match(re.escape(prefix) + pattern, key) for key in checkpoint.entries)
+        return 1 + max((int(match.group(1)) for match in found if match), default=-1)
+
+    codes, code_dim = shape("quantize.embedding.weight")
+    levels, width = count(r"decoder\.up\.(\d+)\."), shape("decoder.norm_out.weight")[0]
+    top = shape("decoder.up.0.block.0.conv1.weight")[0]
+    config: dict[str, Any] = {
+        "vocab_size": codes,
+        "code_dim": code_dim,
+        "latent": shape("post_quant_conv.weight")[0],
+        "width": width,
+        "multipliers": [shape(f"decoder.up.{level}.block.0.conv1.weight")[0] // top for level in range(levels)],
+        "blocks": count(r"decoder\.up\.0\.block\.(\d+)\.") - 1,
+        "downsample": 2 ** (levels - 1),
+    }
+    with torch.device("meta"):
+        names = ChameleonCodec(**config).state_dict()
+    own = re.escape(prefix)
+    ignore = (rf"^{own}(encoder|quant_conv|loss)\.", *(() if shared else (rf"^(?!{own})",)))
+    return Part("ChameleonCodec", config, {name: Recipe((prefix + name,)) for name in names}, checkpoint, ignore)

@@ -1,0 +1,155 @@
+"""Tiny random models of transformers' own classes, with tokenizers, for comparisons and as checkpoints of the published layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+JANUS_CODES, CHAMELEON_CODES = 40, 24
+JANUS_SPECIAL = (
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜▁pad▁｜>",
+    "<image_placeholder>",
+    "<begin_of_image>",
+    "<end_of_image>",
+    "<|User|>",
+    "<|Assistant|>",
+)
+
+
+def lively(model: torch.nn.Module, seed: int = 0) -> Any:
+    """The model with weights that leave nothing at its default."""
+    dice = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            scale = 0.3 if weight.ndim == 1 or "norm" in name else 1.6 * max(weight[0].numel(), 4) ** -0.5
+            scale = 1.0 if "embed" in name else scale
+            noise = torch.randn(weight.shape, generator=dice) * scale
+            weight.copy_(noise + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+    return model.eval()
+
+
+def tokenizer(vocabulary: dict[str, int], special: list[str], **names: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer without merges."""
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(special)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def numbered(*groups: tuple[str, ...] | list[str]) -> dict[str, int]:
+    """Names in order -> ids."""
+    return {name: index for index, name in enumerate(name for group in groups for name in group)}
+
+
+def janus_tokenizer() -> PreTrainedTokenizerFast:
+    """Janus's special tokens and bytes."""
+    begin, end, pad, image, boi, eoi, *_ = JANUS_SPECIAL
+    names = {"bos_token": begin, "eos_token": end, "pad_token": pad}
+    extra = {"image_token": image, "boi_token": boi, "eoi_token": eoi}
+    return tokenizer(numbered(JANUS_SPECIAL, BYTES), list(JANUS_SPECIAL), extra_special_tokens=extra, **names)
+
+
+def janus(side: int = 6) -> Any:
+    """JanusForConditionalGeneration that draws side x side codes."""
+    text = transformers.LlamaConfig(
+        vocab_size=len(JANUS_SPECIAL) + len(BYTES),
+        hidden_size=32,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    vision = transformers.JanusVisionConfig(
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16 * side,
+        patch_size=16,
+        projection_dim=32,
+        num_image_tokens=side * side,
+    )
+    vq = transformers.JanusVQVAEConfig(
+        embed_dim=8,
+        num_embeddings=JANUS_CODES,
+        latent_channels=32,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1, 1, 2],
+        num_res_blocks=1,
+        projection_dim=32,
+        image_token_embed_dim=32,
+    )
+    config = transformers.JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=3)
+    model = lively(transformers.JanusForConditionalGeneration(config))
+    model.generation_config.bos_token_id, model.generation_config.pad_token_id = 0, 2
+    model.generation_config.generation_kwargs = {"boi_token_id": JANUS_SPECIAL.index("<begin_of_image>")}
+    return model
+
+
+def chameleon_vocabulary() -> dict[str, int]:
+    """Names of Chameleon's vocabulary, the codes in an order of their own."""
+    order = torch.randperm(CHAMELEON_CODES, generator=torch.Generator().manual_seed(5)).tolist()
+    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+    codes = [f"IMGIMG{str(code).translate(letters)}Z" for code in order]
+    rest = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>", "<reserved08799>"]
+    sizes = [f"<reserved{8800 + patches:05d}>" for patches in range(1, 9)]
+    return numbered(["<s>", "<pad>", "</s>", "<unk>"], codes, rest, sizes, BYTES)
+
+
+def chameleon_tokenizer() -> PreTrainedTokenizerFast:
+    """Chameleon's special tokens, codes and bytes."""
+    table = chameleon_vocabulary()
+    special = [name for name in table if name.startswith("<") and len(name) > 1]
+    return tokenizer(table, special, bos_token="<s>", pad_token="<pad>", eos_token="</s>", sep_token="<reserved08706>")
+
+
+def chameleon(swin: bool = False, kv_heads: int = 4) -> Any:
+    """ChameleonForConditionalGeneration."""
+    vocabulary = chameleon_vocabulary()
+    vq = transformers.ChameleonVQVAEConfig(
+        embed_dim=16,
+        num_embeddings=CHAMELEON_CODES,
+        latent_channels=32,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1, 1, 2],
+        num_res_blocks=1,
+    )
+    config = transformers.ChameleonConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=4096,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        swin_norm=swin,
+        vq_config=vq,
+        vocabulary_map=vocabulary,
+    )
+    return lively(transformers.ChameleonForConditionalGeneration(config))
+
+
+def save_transformers(model: Any, words: PreTrainedTokenizerFast, folder: Path, **config: Any) -> Path:
+    """A folder as transformers writes it; config: further entries of config.json."""
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    if config:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **config}), encoding="utf-8")
+    return folder
