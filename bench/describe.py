@@ -28,7 +28,7 @@ def describe(source: Any) -> str:
     lines = [[name, class_name, *_weights(folder / name)] for name, class_name in parts.items()]
     defaults = dict(index.get("defaults") or {})
     cell = _config(folder, "codec").get("downsample")
-    fitting = [name for name, cls in methods().items() if all(part in parts for part in cls.component_names())]
+    fitting = [name for name, cls in methods().items() if all(part in parts for part in cls.required_components())]
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     facts = [("codebook", f"{codes} codes" if (codes := _config(folder, "target").get("vocab_size")) else "")]
     for height, width in defaults.pop("grids", []):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor
 
 from ..decoding.cache import Cache
@@ -56,6 +57,15 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
     backbone: Backbone
     vocab_size: int
     guided_draft = False
+
+    @property
+    def home(self) -> torch.device:
+        """Where inputs must lie: the device forwards run on, wherever offloading keeps the weights in the meantime."""
+        for module in self.modules():
+            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+        return self.device
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of codes [..., T] -> [..., T, D]."""
@@ -106,6 +116,7 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
         """
         return None
 
+    @apply_forward_hook
     @torch.inference_mode()
     def begin(
         self,

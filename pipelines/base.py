@@ -60,21 +60,31 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         codec: tokens <-> pixels.
         tokenizer: prompts -> ids.
         defaults: the family's sampling defaults: guidance_scale, temperature, top_k, top_p, grids, window.
+        text_encoder: for families that read text through one; None for the others.
     """
 
     config_class: ClassVar[type[MethodConfig]]
-    model_cpu_offload_seq = "draft_model->target->codec"
-    _optional_components: ClassVar[list[str]] = []
+    model_cpu_offload_seq = "text_encoder->draft_model->draft_head->target->codec"
+    # Target and draft take turns every round, so that the small one stays where it runs.
+    _exclude_from_cpu_offload: ClassVar[list[str]] = ["draft_model", "draft_head"]
+    _optional_components: ClassVar[list[str]] = ["text_encoder"]
     _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length"]
 
-    def __init__(self, target: DiscreteTarget, codec: Any, tokenizer: Any, defaults: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        target: DiscreteTarget,
+        codec: Any,
+        tokenizer: Any,
+        defaults: dict[str, Any] | None = None,
+        text_encoder: Any = None,
+    ):
         super().__init__()
         if codec.config.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the codec has {codec.config.vocab_size} codes and the target {target.vocab_size}: "
                 "they must share one codebook, load a codec made for this target"
             )
-        self.register_modules(target=target, codec=codec, tokenizer=tokenizer)
+        self.register_modules(target=target, codec=codec, tokenizer=tokenizer, text_encoder=text_encoder)
         self.register_to_config(defaults=defaults or {})
         self.image_processor = VaeImageProcessor(vae_scale_factor=codec.config.downsample)
         self._interrupt = False
@@ -88,27 +98,34 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         return [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "defaults")]
 
     @classmethod
+    def required_components(cls) -> list[str]:
+        """Those of `component_names` that every family must have."""
+        return [name for name in cls.component_names() if name not in cls._optional_components]
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> SpeculativeDecodingPipeline:
-        """Load from a folder or a Hub id.
+        """Load from a folder, a checkpoint or a Hub id.
 
         Args:
-            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), or a Hub id.
+            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), a transformers folder or an
+            original checkpoint (file or folder) of a known family, a Hub id of one of these, or 'owner/name/file.pt' on the Hub.
             torch_dtype: dtype of the models (default float32).
             revision, cache_dir, token, local_files_only, force_download: as in huggingface_hub.
-            target, codec, tokenizer, draft_model, defaults: use these instead of loading them.
+            target, codec, tokenizer, text_encoder, draft_model, draft_head: use these, or load them from these places. defaults:
+            instead of the family's.
 
         Raises:
             FileNotFoundError: nothing is there, or a file is missing. ValueError: the folder is not one of ours, or a file in it
             is damaged; both say what to do.
         """
-        parts = loading.load_components(pretrained_model_name_or_path, cls.component_names(), cls.__name__, kwargs)
-        return cls(**parts)
+        names, optional = cls.component_names(), tuple(cls._optional_components)
+        return cls(**loading.load_components(pretrained_model_name_or_path, names, cls.__name__, kwargs, optional))
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> SpeculativeDecodingPipeline:
         """Another method over the same components (shared, not copied). kwargs: components or `defaults` to use instead."""
         shared = {name: part for name, part in pipeline.components.items() if name in cls.component_names()}
-        missing = [name for name in cls.component_names() if name not in {**shared, **kwargs}]
+        missing = [name for name in cls.required_components() if name not in {**shared, **kwargs}]
         if missing:
             raise ValueError(f"{cls.__name__} also needs {', '.join(missing)}: pass {missing[0]}=...")
         return cls(**{"defaults": pipeline.config.get("defaults"), **shared, **kwargs})

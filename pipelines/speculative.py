@@ -75,8 +75,9 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
         tokenizer: Any,
         draft_model: DiscreteTarget,
         defaults: dict[str, Any] | None = None,
+        text_encoder: Any = None,
     ):
-        super().__init__(target, codec, tokenizer, defaults)
+        super().__init__(target, codec, tokenizer, defaults, text_encoder)
         self.register_modules(draft_model=draft_model)
         if draft_model.vocab_size != target.vocab_size:
             raise ValueError(

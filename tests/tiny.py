@@ -81,7 +81,7 @@ def build_parts() -> dict[str, Any]:
 def build_pipeline(parts: dict[str, Any], method: str, dtype: torch.dtype | None = None) -> Any:
     """A method's pipeline without a progress bar; with a dtype, over copies of the models."""
     cls = methods()[method]
-    chosen = {name: parts[name] for name in (*cls.component_names(), "defaults")}
+    chosen = {name: parts[name] for name in (*cls.component_names(), "defaults") if name in parts}
     if dtype is not None:
         chosen = copy.deepcopy(chosen)
         for part in chosen.values():
