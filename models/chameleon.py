@@ -42,8 +42,8 @@ class ChameleonTarget(LanguageTarget):
         vocab_size: codes; words: vocabulary ids, codes included.
         dim, layers, heads, kv_heads, ffn, eps, rope_base: of the decoder. post_norm: Chameleon 30B's order of norms.
         positions: tokens of prompt and picture together.
-        begin, turn, start: ids of begin of text, end of turn and image start. row_end: id of the row end (None: rows have none).
-        sizes: ids of the size tokens of 1, 2, ... patches of 32 pixels (None: sizes are not named).
+        begin_id, turn_id, start_id: begin of text, end of turn and image start. row_end_id: the row end (None: rows have none).
+        size_ids: size tokens of 1, 2, ... patches of 32 pixels (None: sizes are not named).
     """
 
     @register_to_config
@@ -60,16 +60,16 @@ class ChameleonTarget(LanguageTarget):
         rope_base: float = 10000.0,
         post_norm: bool = False,
         positions: int = 4096,
-        begin: int = 0,
-        turn: int = 8710,
-        start: int = 8197,
-        row_end: int | None = None,
-        sizes: list[int] | None = None,
+        begin_id: int = 0,
+        turn_id: int = 8710,
+        start_id: int = 8197,
+        row_end_id: int | None = None,
+        size_ids: list[int] | None = None,
     ):
         super().__init__()
         self.vocab_size, self.rope_base, self.positions = vocab_size, rope_base, positions
         shape = BackboneConfig(dim, layers, heads, ffn, kv_heads, eps=eps, qk_norm="heads", post_norm=post_norm)
-        self.words = nn.Embedding(words, dim)
+        self.word_table = nn.Embedding(words, dim)
         self.codes = nn.Embedding(vocab_size, dim)
         self.backbone = Backbone(shape)
         self.head = nn.Linear(dim, vocab_size, bias=False)
@@ -82,10 +82,10 @@ class ChameleonTarget(LanguageTarget):
     def embed_at(self, tokens: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
         """Tokens [B, T] in columns [B, T] of a lattice: codes, or the row end in the last column of each row."""
         x = self.codes(tokens)
-        if self.config.row_end is None:
+        if self.config.row_end_id is None:
             return x
         ends = (columns % grid[1] == 0)[..., None]
-        return torch.where(ends, self.words(torch.full_like(columns[:1, :1], self.config.row_end)), x)
+        return torch.where(ends, self.word_table(torch.full_like(columns[:1, :1], self.config.row_end_id)), x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Features [..., D] -> [..., V]."""
@@ -93,7 +93,7 @@ class ChameleonTarget(LanguageTarget):
 
     def lattice(self, grid: tuple[int, int]) -> tuple[int, int]:
         """One column more for the row ends. Raises ValueError for sizes without a size token."""
-        sizes = self.config.sizes
+        sizes = self.config.size_ids
         if sizes is not None:
             step, largest = PATCH // PIXELS, len(sizes) * PATCH
             if any(side % step or side // step > len(sizes) for side in grid):
@@ -101,13 +101,13 @@ class ChameleonTarget(LanguageTarget):
                     f"this model draws sizes that are multiples of {PATCH} pixels up to {largest}, "
                     f"got {grid[0] * PIXELS} x {grid[1] * PIXELS}"
                 )
-        return (grid[0], grid[1] + (self.config.row_end is not None))
+        return (grid[0], grid[1] + (self.config.row_end_id is not None))
 
     def forced(self, grid: tuple[int, int]) -> Tensor | None:
         """The last column of a lattice, where rows have ends."""
-        if self.config.row_end is None:
+        if self.config.row_end_id is None:
             return None
-        forced = torch.full(grid, -1, device=self.words.weight.device)
+        forced = torch.full(grid, -1, device=self.home)
         forced[:, -1] = 0
         return forced.flatten()
 
@@ -132,19 +132,19 @@ class ChameleonTarget(LanguageTarget):
 
     def prompt_ids(self, tokenizer: Any, text: str, grid: tuple[int, int]) -> list[int]:
         """Vocabulary ids of the whole prompt, up to the last token before the first code."""
-        if self.config.sizes is not None:
+        if self.config.size_ids is not None:
             text = LUMINA_PROMPT.format(height=grid[0] * PIXELS, width=grid[1] * PIXELS, text=text)
         words = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [self.config.begin, *words, self.config.turn, *self.opening(grid)]
+        return [self.config.begin_id, *words, self.config.turn_id, *self.opening(grid)]
 
     def unconditional(self, grid: tuple[int, int]) -> list[int]:
         """What the unconditional row has read before the first code."""
-        return self.opening(grid) if self.config.sizes is not None else [self.config.begin, *self.opening(grid)]
+        return self.opening(grid) if self.config.size_ids is not None else [self.config.begin_id, *self.opening(grid)]
 
     def opening(self, grid: tuple[int, int]) -> list[int]:
         """Image start and, where sizes are named, height and width."""
-        sizes, step = self.config.sizes, PATCH // PIXELS
-        return [self.config.start, *([] if sizes is None else [sizes[side // step - 1] for side in grid])]
+        sizes, step = self.config.size_ids, PATCH // PIXELS
+        return [self.config.start_id, *([] if sizes is None else [sizes[side // step - 1] for side in grid])]
 
 
 def image_ids(vocabulary: Mapping[str, int]) -> list[int]:
@@ -173,7 +173,7 @@ LARGEST = 64
 KINDS = ("chameleon", "chameleon_xllmx", "anole")
 # Ours -> transformers' names and Meta's; `{}` is the layer.
 NAMES = {
-    "words.weight": ("model.embed_tokens.weight", "tok_embeddings.weight"),
+    "word_table.weight": ("model.embed_tokens.weight", "tok_embeddings.weight"),
     "head.weight": ("lm_head.weight", "output.weight"),
     "backbone.norm.weight": ("model.norm.weight", "norm.weight"),
 }
@@ -214,14 +214,17 @@ def assemble(source: Source, checkpoint: Checkpoint, config: dict[str, Any], kin
         raise ValueError(f"{checkpoint.where} has no tensor {missing!r}: it is not Chameleon's, or not all of it, fetch it again")
     lumina = is_lumina(source, checkpoint, config, kind)
     arguments = sizes(checkpoint, config, kind)
-    ids, named = image_ids(table), {"begin": BEGIN, "turn": TURN, "start": START, **({"row_end": ROW_END} if lumina else {})}
+    ids, named = (
+        image_ids(table),
+        {"begin_id": BEGIN, "turn_id": TURN, "start_id": START, **({"row_end_id": ROW_END} if lumina else {})},
+    )
     absent = [name for name in named.values() if name not in table]
     if absent:
         raise ValueError(f"the vocabulary of {source.path} has no {absent[0]}: it is not Chameleon's, fetch the model again")
     arguments |= {"vocab_size": len(ids), **{name: table[token] for name, token in named.items()}}
     if lumina:
         names = [SIZE.format(FIRST + patches) for patches in range(1, LARGEST + 1)]
-        arguments["sizes"] = [table[name] for name in names if name in table]
+        arguments["size_ids"] = [table[name] for name in names if name in table]
     target = Part("ChameleonTarget", arguments, recipes(arguments, kind, ids), checkpoint, (r"^rope\.freqs$", r"\.inv_freq$"))
     assembly = Assembly("chameleon", {"target": target}, {**(LUMINA if lumina else ANOLE), "grids": grids(source, lumina)})
     codec, prefix = codec_source(source, checkpoint)
@@ -232,7 +235,7 @@ def assemble(source: Source, checkpoint: Checkpoint, config: dict[str, Any], kin
         assembly.parts["codec"] = codec_part(codec, prefix, codec is checkpoint)
     tokenizer = text_tokenizer(source)
     if tokenizer is None:
-        assembly.absent["tokenizer"] = PUBLISHED
+        assembly.absent["tokenizer"] = "Alpha-VLLM/Lumina-mGPT-7B-768"
     else:
         assembly.parts["tokenizer"] = tokenizer
     return assembly
@@ -248,7 +251,7 @@ def sizes(checkpoint: Checkpoint, config: Mapping[str, Any], kind: int) -> dict[
     """The decoder's arguments: heads and constants from its config, all else from the tensors."""
     stem, name = ("model.layers." if kind == 0 else "layers."), {ours: theirs[kind] for ours, theirs in LAYER.items()}
     heads = int(config.get("num_attention_heads" if kind == 0 else "n_heads", 32))
-    words, dim = checkpoint.shape(NAMES["words.weight"][kind])
+    words, dim = checkpoint.shape(NAMES["word_table.weight"][kind])
     return {
         "words": words,
         "dim": dim,
@@ -287,8 +290,8 @@ def recipes(arguments: Mapping[str, Any], kind: int, ids: list[int]) -> dict[str
 
     top = {ours: theirs[kind] for ours, theirs in NAMES.items()}
     made = {
-        "words.weight": Recipe((top["words.weight"],)),
-        "codes.weight": Recipe((top["words.weight"],), of_codes),
+        "word_table.weight": Recipe((top["word_table.weight"],)),
+        "codes.weight": Recipe((top["word_table.weight"],), of_codes),
         "head.weight": Recipe((top["head.weight"],), of_codes),
         "backbone.norm.weight": Recipe((top["backbone.norm.weight"],)),
     }

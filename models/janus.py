@@ -86,7 +86,7 @@ class JanusTarget(LanguageTarget):
     ):
         super().__init__()
         self.vocab_size, self.rope_base, self.positions = vocab_size, rope_base, positions
-        self.words = nn.Embedding(words, dim)
+        self.word_table = nn.Embedding(words, dim)
         self.codes = nn.Embedding(vocab_size, code_dim)
         self.aligner = Aligner(code_dim, dim, aligner_layers)
         self.backbone = Backbone(BackboneConfig(dim, layers, heads, ffn, kv_heads, head_dim, eps=eps))
@@ -160,7 +160,7 @@ DEFAULTS: dict[str, Any] = {
 }
 # Our names -> transformers' and the original's. The aligner's further layers are added by number.
 NAMES = {
-    "words.weight": ("model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight"),
+    "word_table.weight": ("model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight"),
     "codes.weight": ("model.generation_embeddings.weight", "gen_embed.weight"),
     "aligner.first": ("model.generation_aligner.fc1", "gen_aligner.layers.0"),
     "head.project": ("model.generation_head.proj_out", "gen_head.output_mlp_projector"),
@@ -175,15 +175,15 @@ IGNORED = (
 def recognise(source: Source) -> Assembly | None:
     """A folder of transformers' Janus (model type `janus`) or of the original one (`multi_modality`)."""
     kind = {"janus": 0, "multi_modality": 1}.get(source.config.get("model_type", ""))
-    checkpoint = source.weights
+    checkpoint = source.weights if kind is not None else None
     if kind is None or checkpoint is None:
         return None
     names = {ours: theirs[kind] for ours, theirs in NAMES.items()}
-    for key in (names["words.weight"], names["codes.weight"], names["head.codes"] + ".weight"):
+    for key in (names["word_table.weight"], names["codes.weight"], names["head.codes"] + ".weight"):
         if key not in checkpoint:
             raise ValueError(f"{checkpoint.where} has no tensor {key!r}: it is not Janus's, or not all of it, fetch it again")
     config = source.config.get("language_config" if kind else "text_config") or {}
-    prefix = names["words.weight"].removesuffix("embed_tokens.weight")
+    prefix = names["word_table.weight"].removesuffix("embed_tokens.weight")
     sizes = decoder_config(config, checkpoint, prefix)
     linear = {ours: theirs for ours, theirs in names.items() if not ours.endswith(".weight")}
     layer, more = 0, "gen_aligner.layers.{}" if kind else "model.generation_aligner.hidden_layers.{}"

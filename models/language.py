@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
 
 from .backbone import axis_angles
@@ -31,9 +32,9 @@ TOKENIZER_FILES = (
 
 
 class LanguageTarget(DiscreteTarget):
-    """A decoder over words and codes. Subclasses set `words` (the embedding of vocabulary ids), `rope_base` and `positions`."""
+    """A decoder over words and codes. Subclasses set `word_table` (embedding of vocabulary ids), `rope_base` and `positions`."""
 
-    words: nn.Embedding
+    word_table: nn.Embedding
     rope_base: float
     positions: int
 
@@ -53,15 +54,16 @@ class LanguageTarget(DiscreteTarget):
 
     def prompt_rotary(self, slots: int) -> Tensor:
         """Complex [1, P, hd / 2]: the slot before the start column lies at -1."""
-        return self._factors(torch.arange(-slots, 0, device=self.words.weight.device))[None]
+        return self._factors(torch.arange(-slots, 0, device=self.home))[None]
 
+    @apply_forward_hook
     def condition(self, rows: Items[Items[int]], images: int) -> Conditioning:
         """Vocabulary ids of every cache row (the conditional rows first), the last of each being its start column."""
-        device = self.words.weight.device
+        device = self.home
         longest = max(len(row) for row in rows) - 1
         pad = torch.tensor([longest + 1 - len(row) for row in rows], device=device)
         ids = torch.tensor([[0] * (longest + 1 - len(row)) + list(row) for row in rows], device=device)
-        embedded = self.words(ids)
+        embedded = self.word_table(ids)
         return Conditioning(embedded[:, :-1], pad, embedded[:, -1], images)
 
     def check_rows(self, rows: Items[Items[int]], tokens: int, tokenizer: Any) -> None:
@@ -74,9 +76,9 @@ class LanguageTarget(DiscreteTarget):
                 f"of {tokens}: shorten it"
             )
         highest = max(max(row) for row in rows)
-        if highest >= self.words.num_embeddings:
+        if highest >= self.word_table.num_embeddings:
             raise ValueError(
-                f"the tokenizer gives id {highest} and the model knows {self.words.num_embeddings}: "
+                f"the tokenizer gives id {highest} and the model knows {self.word_table.num_embeddings}: "
                 "the tokenizer belongs to another model"
             )
 

@@ -175,8 +175,8 @@ class ChameleonCodec(ModelMixin, ConfigMixin):
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
-# Where the Hub has the decoder without a gate: it is the same in the whole family.
-PUBLISHED = "leloy/Anole-7b-v0.1-hf"
+# Where the Hub has it without a gate: it is the same in the whole family.
+PUBLISHED = "GAIR/Anole-7b-v0.1/tokenizer/vqgan.ckpt"
 PREFIXES = ("", "model.vqmodel.", "vqmodel.")
 
 
@@ -191,7 +191,7 @@ def codec_source(source: Source, checkpoint: Checkpoint) -> tuple[Checkpoint | N
         found = named.weights
         prefix = next((prefix for prefix in PREFIXES if found is not None and prefix + key in found), None)
         if found is None or prefix is None:
-            raise ValueError(f"{named.path} holds no decoder of Chameleon's image tokenizer: give vqgan.ckpt, or {PUBLISHED}")
+            raise ValueError(f"{named.path} holds no decoder of Chameleon's image tokenizer: give {PUBLISHED}, for example")
         return found, prefix
     if f"model.vqmodel.{key}" in checkpoint:
         return checkpoint, "model.vqmodel."

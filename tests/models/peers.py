@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from foredraft.decoding.types import Draft
+from foredraft.models.checkpoint import Checkpoint, Entry, Source
+from foredraft.models.loading import part_class
+from foredraft.models.weights import Assembly, Part, check, shapes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -153,3 +158,69 @@ def save_transformers(model: Any, words: PreTrainedTokenizerFast, folder: Path, 
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **config}), encoding="utf-8")
     return folder
+
+
+@torch.inference_mode()
+def along(target: Any, sequence: Any, tokens: torch.Tensor, widths: tuple[int, ...] = (0, 3, 11, 40)) -> torch.Tensor:
+    """Raw logits [R, N, V] of every index while `tokens` [B, N] are decoded in chunks of several widths, cached as in a real run."""
+    found, turn = [], 0
+    while not sequence.done:
+        first = sequence.low - 1
+        width = min(widths[turn % len(widths)], tokens.shape[1] - first - 1)
+        hidden = target.features(sequence, Draft(tokens[:, first : first + width]))
+        assert sequence.low == sequence.high
+        found.append((first, target.logits(hidden[:, -(width + 1) :])))
+        count = torch.full((len(tokens),), width + 1)
+        sequence.commit(tokens[:, first : first + width + 1], count, count - 1)
+        sequence.refresh()
+        turn += 1
+    logits = torch.full((found[0][1].shape[0], tokens.shape[1], found[0][1].shape[2]), torch.nan, dtype=found[0][1].dtype)
+    for first, piece in found:
+        logits[:, first : first + piece.shape[1]] = piece
+    return logits
+
+
+def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """max |one - other|, after checking that the comparison is of something."""
+    assert one.shape == other.shape and float(other.std()) > 0.3
+    return float((one - other).abs().max())
+
+
+def write_pickles(state: dict[str, torch.Tensor], folder: Path, config: dict[str, Any], shards: int = 1) -> None:
+    """pytorch_model.bin, or several of them with an index, and config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    if shards == 1:
+        torch.save(state, folder / "pytorch_model.bin")
+        return
+    names, where = sorted(state), {}
+    for shard in range(shards):
+        file = f"pytorch_model-{shard + 1:05d}-of-{shards:05d}.bin"
+        torch.save({name: state[name] for name in names[shard::shards]}, folder / file)
+        where.update(dict.fromkeys(names[shard::shards], file))
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": where}), encoding="utf-8")
+
+
+class Skeleton(Checkpoint):
+    """A checkpoint of which only names and shapes exist."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], where: Path):
+        super().__init__([])
+        self.files = [where]
+        self.entries = {name: Entry(where, tuple(tensor.shape), torch.bfloat16) for name, tensor in tensors.items()}
+
+
+def assembly_of(model: Any, config: Any, family: str, folder: Path) -> Assembly:
+    """What a family recognises in a model on the meta device, checked by names and shapes."""
+    source = Source(folder)
+    source.__dict__["config"] = json.loads(config.to_json_string(use_diff=False))
+    source.__dict__["weights"] = Skeleton(model.state_dict(), folder / "model.safetensors")
+    found = importlib.import_module(f"foredraft.models.{family}").recognise(source)
+    assert found is not None
+    check(found, part_class)
+    return found
+
+
+def parameters(part: Part) -> int:
+    """Numbers in a component."""
+    return sum(torch.Size(shape).numel() for shape in shapes(part, part_class(part)).values())
