@@ -230,9 +230,10 @@ def assemble(source: Source, checkpoint: Checkpoint, config: dict[str, Any], kin
     codec, prefix = codec_source(source, checkpoint)
     if codec is None:
         assembly.absent["codec"] = PUBLISHED
-        target.ignore += (r"^model\.vqmodel\.",)
     else:
         assembly.parts["codec"] = codec_part(codec, prefix, codec is checkpoint)
+    if codec is not checkpoint:
+        target.ignore += (r"^model\.vqmodel\.",)
     tokenizer = text_tokenizer(source)
     if tokenizer is None:
         assembly.absent["tokenizer"] = "Alpha-VLLM/Lumina-mGPT-7B-768"

@@ -1,4 +1,4 @@
-"""Tiny random models of transformers' own classes, with tokenizers, for comparisons and as checkpoints of the published layout."""
+"""Tiny random models of transformers' own classes, with tokenizers: peers to compare with, and checkpoints of their layout."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 import transformers
 from foredraft.decoding.types import Draft
 from foredraft.models.checkpoint import Checkpoint, Entry, Source
+from foredraft.models.codecs.chameleon_vq import ChameleonCodec
 from foredraft.models.loading import part_class
 from foredraft.models.weights import Assembly, Part, check, shapes
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -112,7 +114,7 @@ def chameleon_vocabulary() -> dict[str, int]:
     letters = str.maketrans("0123456789", "ABCDEFGHIJ")
     codes = [f"IMGIMG{str(code).translate(letters)}Z" for code in order]
     rest = ["<eoss>", "<racm3:break>", "<reserved08706>", "<image>", "<reserved08799>"]
-    sizes = [f"<reserved{8800 + patches:05d}>" for patches in range(1, 9)]
+    sizes = [f"<reserved{8800 + patches:05d}>" for patches in range(1, 25)]
     return numbered(["<s>", "<pad>", "</s>", "<unk>"], codes, rest, sizes, BYTES)
 
 
@@ -150,6 +152,82 @@ def chameleon(swin: bool = False, kv_heads: int = 4) -> Any:
     return lively(transformers.ChameleonForConditionalGeneration(config))
 
 
+def chameleon_codec() -> ChameleonCodec:
+    """Its image tokenizer, the half that draws."""
+    sizes = {"code_dim": 16, "latent": 32, "width": 32, "multipliers": (1, 1, 1, 1, 2), "blocks": 1}
+    return lively(ChameleonCodec(vocab_size=CHAMELEON_CODES, **sizes), 1)
+
+
+def write_vqgan(folder: Path) -> Path:
+    """Meta's file: a training checkpoint with the encoder and the loss in it."""
+    state = chameleon_codec().state_dict()
+    others = {name: torch.zeros(2) for name in ("encoder.conv_in.weight", "quant_conv.weight", "loss.logvar")}
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"state_dict": {**state, **others}, "epoch": 3}, folder / "vqgan.ckpt")
+    return folder / "vqgan.ckpt"
+
+
+def save_lumina(model: Any, folder: Path) -> Path:
+    """Lumina-mGPT's folder: no image tokenizer among the weights; Meta's file beside them."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".vqmodel." not in name}
+    config = {**model.config.to_dict(), "model_type": "chameleon", "mask_image_logits": False, "z_loss_weight": 1e-5}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(state, folder / "model.safetensors")
+    chameleon_tokenizer().save_pretrained(folder)
+    write_vqgan(folder)
+    return folder
+
+
+def save_anole(model: Any, folder: Path) -> Path:
+    """Anole's folder in transformers' layout: the image tokenizer's decoder among the weights."""
+    save_transformers(model, chameleon_tokenizer(), folder)
+    codec = {f"model.vqmodel.{name}": tensor for name, tensor in chameleon_codec().state_dict().items()}
+    save_file({**model.state_dict(), **codec}, folder / "model.safetensors")
+    return folder
+
+
+def save_meta(model: Any, folder: Path) -> Path:
+    """Meta's and Anole's original layout: models/7b and tokenizer; rotary pairs are neighbours, one qk-norm for all heads."""
+    renamed = {
+        "self_attn.q_proj": "attention.wq",
+        "self_attn.k_proj": "attention.wk",
+        "self_attn.v_proj": "attention.wv",
+        "self_attn.o_proj": "attention.wo",
+        "self_attn.q_norm": "attention.q_normalization",
+        "self_attn.k_norm": "attention.k_normalization",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "lm_head": "output",
+        "embed_tokens": "tok_embeddings",
+    }
+    config, state = model.config, {"rope.freqs": torch.zeros(4)}
+    width = config.hidden_size // config.num_attention_heads
+    for name, tensor in model.state_dict().items():
+        if ".vqmodel." in name:
+            continue
+        new = name.removeprefix("model.")
+        for old, by in renamed.items():
+            new = new.replace(old, by)
+        if "q_proj" in name or "k_proj" in name:
+            tensor = tensor.view(-1, 2, width // 2, tensor.shape[-1]).transpose(1, 2).reshape(tensor.shape)
+        elif "q_norm" in name or "k_norm" in name:
+            tensor = tensor[0].view(2, -1).t().reshape(-1)
+        state[new] = tensor.clone()
+    place = folder / "models" / "7b"
+    place.mkdir(parents=True, exist_ok=True)
+    torch.save(state, place / "consolidated.pth")
+    sizes = {"dim": config.hidden_size, "n_heads": config.num_attention_heads, "norm_eps": 1e-5, "rope_theta": 5000.0}
+    (place / "params.json").write_text(json.dumps({"model": sizes}), encoding="utf-8")
+    (place / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}), encoding="utf-8")
+    write_vqgan(folder / "tokenizer")
+    chameleon_tokenizer().backend_tokenizer.save(str(folder / "tokenizer" / "text_tokenizer.json"))
+    return folder
+
+
 def save_transformers(model: Any, words: PreTrainedTokenizerFast, folder: Path, **config: Any) -> Path:
     """A folder as transformers writes it; config: further entries of config.json."""
     model.save_pretrained(folder)
@@ -162,7 +240,7 @@ def save_transformers(model: Any, words: PreTrainedTokenizerFast, folder: Path, 
 
 @torch.inference_mode()
 def along(target: Any, sequence: Any, tokens: torch.Tensor, widths: tuple[int, ...] = (0, 3, 11, 40)) -> torch.Tensor:
-    """Raw logits [R, N, V] of every index while `tokens` [B, N] are decoded in chunks of several widths, cached as in a real run."""
+    """Raw logits [R, N, V] of every index while tokens [B, N] are decoded in chunks of several widths, cached as in a run."""
     found, turn = [], 0
     while not sequence.done:
         first = sequence.low - 1
