@@ -111,12 +111,12 @@ def both(model: Any, target: Any, kind: str, prompts: list[str], grid: tuple[int
     conditioning = target.encode({"tokenizer": peers.chameleon_tokenizer()}, prompts, None, True, grid)
     ours = peers.along(target, target.begin(conditioning, lattice, Sampling(guidance_scale=4.0), 41), sequence_tokens)
     pairs = [contexts(kind, prompt, grid) for prompt in prompts]
-    theirs = [
-        by_transformers(model, pairs[row][side], image_tokens(kind, images[row]))
-        for side in (0, 1)
-        for row in range(len(prompts))
-    ]
-    return ours, torch.stack(theirs)
+    rows = [(pairs[row][side], image_tokens(kind, images[row])) for side in (0, 1) for row in range(len(prompts))]
+    theirs = torch.stack([by_transformers(model, context, image) for context, image in rows])
+    # A row end that follows what was just committed is appended without a forward: nobody asks what the model thinks of it.
+    skipped, forced = ours.isnan().any(-1), target.forced(lattice)
+    assert not skipped.any() or (forced is not None and not skipped[:, forced < 0].any())
+    return torch.where(skipped[..., None], theirs, ours), theirs
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_logits_equal_transformers_over_a_full_picture(
     ours, theirs = both(peer, target, kind, PROMPTS[1:2], grid)
     assert ours.shape[1] == grid[0] * (grid[1] + (kind == "lumina"))
     assert peers.largest_difference(ours, theirs) < 1e-4
-    assert peers.largest_difference(guide(ours, 4.0), guide(theirs, 4.0)) < 2e-4
+    assert peers.largest_difference(guide(ours, 4.0), guide(theirs, 4.0)) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["lumina", "anole"])
