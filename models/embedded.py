@@ -213,6 +213,10 @@ class EmbeddedTarget(DiscreteTarget):
 
     def teacher_features(self, prompt_ids: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Features [B, N, D] of one causal pass: position i has seen the prompt and tokens[:, :i]."""
+        return self.backbone(*self.teacher_inputs(prompt_ids, tokens, grid))[:, prompt_ids.shape[1] :]
+
+    def teacher_inputs(self, prompt_ids: Tensor, tokens: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """What the backbone reads in that pass: embeddings [B, P + N, D], rotary factors and mask."""
         rows, prompt = prompt_ids.shape
         image = torch.cat((self.start.expand(rows, 1, -1), self.embed(tokens[:, :-1])), 1)
         x = torch.cat((self.word_embeddings(prompt_ids), image), 1)
@@ -222,4 +226,4 @@ class EmbeddedTarget(DiscreteTarget):
         pads = torch.nn.functional.pad(prompt_ids == PAD, (0, image.shape[1]))
         hidden = (places > places[:, None]) | (pads[:, None] & (places != places[:, None]))
         mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, -torch.inf)[:, None]
-        return self.backbone(x, rotary, mask)[:, prompt:]
+        return x, rotary, mask

@@ -1,9 +1,9 @@
 """LlamaGen: text- and class-conditional pictures from a Llama decoder over VQ codes.
 
-Text is 120 slots before the image: T5 features, moved to the right end, through a small MLP. The last of them is column 0. What is
-peculiar, and kept: the rotary rows of all text slots are zeros, so that queries and keys of text vanish and every image token
-gives all text the same weight; the unconditional row reads learned embeddings under the *conditional* row's text mask; the first
-image token stands at grid cell (0, 0). Class-conditional models have one class embedding as column 0 and no text.
+Text is 120 slots before the image: T5 features, moved to the right end, through a small MLP. The last of them is column 0. What
+is peculiar, and kept: the rotary rows of all text slots are zeros, so that queries and keys of text vanish and an image token
+gives every text slot the same weight; the unconditional row reads learned embeddings under the *conditional* row's text mask;
+the first image token stands at grid cell (0, 0). Class-conditional models have one class embedding as column 0 and no text.
 
 Source: Sun et al. 2024 (LlamaGen, arXiv:2406.06525); layouts of the files at github.com/FoundationVision/LlamaGen.
 """
@@ -27,7 +27,7 @@ from .backbone import Backbone, BackboneConfig, axis_angles
 from .checkpoint import Checkpoint, Source
 from .codecs.janus import codec_part
 from .target import Conditioning, DiscreteTarget
-from .weights import Assembly, Part, Recipe, decoder_recipes
+from .weights import Assembly, Part, Recipe, decoder_recipes, head_part
 
 
 class CaptionProjection(nn.Module):
@@ -266,7 +266,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 def recognise(source: Source) -> Assembly | None:
     """LlamaGen's own files: a GPT checkpoint (alone or in a folder with its tokenizer and T5), or a published draft head."""
     if source.config:
-        return head_assembly(source) if source.config.get("input_type") in ("t2i", "t2i2", "c2i") else None
+        # Published heads call themselves Llama models; LlamaGen's own files have no config.json.
+        head = head_part(source, "pairs") if source.config.get("model_type", "llama") == "llama" else None
+        return None if head is None else Assembly("llamagen", {"draft_head": head})
     found: dict[str, list[Checkpoint]] = {"target": [], "codec": []}
     for path in [source.path] if source.path.is_file() else source.files(".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
         checkpoint = Checkpoint([path])
@@ -380,8 +382,3 @@ def text_encoder_part(source: Source) -> Part:
     ignore = (r"^decoder\.", r"^lm_head\.", r"embed_tokens\.weight$")
     tied = ("encoder.embed_tokens.weight",)
     return Part("T5EncoderModel", config, recipes, checkpoint, ignore, library="transformers", tied=tied)
-
-
-def head_assembly(source: Source) -> Assembly | None:
-    """A published draft head for LlamaGen."""
-    return None

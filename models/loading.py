@@ -40,6 +40,7 @@ CLASSES = {
     "JanusCodec": "models.codecs.janus",
     "ChameleonTarget": "models.chameleon",
     "ChameleonCodec": "models.codecs.chameleon_vq",
+    "DraftHead": "models.head",
 }
 
 # Family -> the module whose `recognise` describes its checkpoints.
@@ -78,7 +79,7 @@ def library_class(name: str) -> Any:
 
 
 def resolve(source: Any, hub: dict[str, Any]) -> Path:
-    """The local folder or weight file of a path, a Hub id, or a file on the Hub ('owner/name/file.pt'), fetched into the cache."""
+    """The local folder or weight file of a path, a Hub id, or a file on the Hub ('owner/name/file.pt')."""
     place, text = Path(source), str(source)
     if place.is_dir() or (place.is_file() and place.suffix in SUFFIXES):
         return place

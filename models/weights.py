@@ -17,7 +17,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from .backbone import BackboneConfig
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Source
 
 
 def same(tensor: Tensor) -> Tensor:
@@ -60,9 +60,9 @@ class Part:
     """One component of a pipeline, found in a checkpoint.
 
     class_name: a class of `loading.CLASSES` with `config` its arguments, or of transformers (library="transformers") with
-    `config` its configuration. weights: our name of every tensor -> how it is made; {} for tokenizers. ignore: regular expressions
-    of checkpoint keys that nobody needs. files: files of the component by name: a path is copied, a text is written. tied: names the
-    class fills in itself.
+    `config` its configuration. weights: our name of every tensor -> how it is made; {} for tokenizers. ignore: regular
+    expressions of checkpoint keys that nobody needs. files: files of the component by name: a path is copied, a text is written.
+    tied: names the class fills in itself.
     """
 
     class_name: str
@@ -226,3 +226,43 @@ def block_recipes(config: BackboneConfig, theirs: str, ours: str, style: str = "
     for name in ("q_norm", "k_norm") if config.qk_norm else ():
         recipes[f"{ours}attention.{name}.weight"] = Recipe((f"{attention}{name}.weight",), one_head)
     return recipes
+
+
+def head_part(source: Source, style: str, text: str = "zero") -> Part | None:
+    """A draft head in EAGLE's published layout (config.json beside the weights), or None where the files hold none.
+
+    style: of the rotary pairs, as in `decoder_recipes`. text: see `DraftHead`.
+    """
+    checkpoint, given = source.weights, source.config
+    if checkpoint is None or "fc.weight" not in checkpoint or "layers.0.self_attn.q_proj.weight" not in checkpoint:
+        return None
+    dim, heads = checkpoint.shape("fc.weight")[0], given.get("num_attention_heads")
+    if not isinstance(heads, int):
+        raise ValueError(f"{source.path} has no config.json with num_attention_heads: fetch the draft head again")
+    layers = len([key for key in checkpoint.entries if re.fullmatch(r"layers\.\d+\.self_attn\.q_proj\.weight", key)])
+    config: dict[str, Any] = {
+        "dim": dim,
+        "layers": layers,
+        "heads": heads,
+        "ffn": checkpoint.shape("layers.0.mlp.gate_proj.weight")[0],
+        "kv_heads": given.get("num_key_value_heads") or heads,
+        "norm": "rms",
+        "eps": given.get("rms_norm_eps", 1e-6),
+        "qkv_bias": "layers.0.self_attn.q_proj.bias" in checkpoint,
+        "first_norm": "layers.0.input_layernorm.weight" in checkpoint,
+        "vocab_size": checkpoint.shape("embed_tokens.weight")[0] if "embed_tokens.weight" in checkpoint else None,
+        "text": text,
+    }
+    shape = BackboneConfig(
+        dim=dim, layers=layers, heads=heads, ffn=config["ffn"], kv_heads=config["kv_heads"], qkv_bias=config["qkv_bias"]
+    )
+    recipes = {"fc.weight": Recipe(("fc.weight",)), "fc.bias": Recipe(("fc.bias",))}
+    if "fc.bias" not in checkpoint:
+        recipes["fc.bias"] = Recipe(("fc.weight",), lambda weight: torch.zeros_like(weight[:, 0]))
+    if config["vocab_size"]:
+        recipes["codes.weight"] = Recipe(("embed_tokens.weight",))
+    for layer in range(layers):
+        recipes |= block_recipes(shape, f"layers.{layer}.", f"blocks.{layer}.", style)
+    if not config["first_norm"]:
+        del recipes["blocks.0.attention_norm.weight"]
+    return Part("DraftHead", config, recipes, checkpoint, ignore=(r"\.rotary_emb\.inv_freq$",))

@@ -107,8 +107,8 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         """Load from a folder, a checkpoint or a Hub id.
 
         Args:
-            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), a transformers folder or an
-            original checkpoint (file or folder) of a known family, a Hub id of one of these, or 'owner/name/file.pt' on the Hub.
+            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), a transformers folder or
+            an original checkpoint of a known family, a Hub id of one of these, or 'owner/name/file.pt' on the Hub.
             torch_dtype: dtype of the models (default float32).
             revision, cache_dir, token, local_files_only, force_download: as in huggingface_hub.
             target, codec, tokenizer, text_encoder, draft_model, draft_head: use these, or load them from these places. defaults:

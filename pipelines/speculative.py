@@ -9,10 +9,10 @@ import torch
 
 from ..decoding.drafters.model import ModelDrafter
 from ..decoding.rules import Exact
-from ..decoding.tree import spine_paths, static_tree
 from ..decoding.verify import Match, Walk
 from ..models.target import DiscreteTarget
 from .base import Method, Run, SpeculativeDecodingPipeline
+from .drafting import draft_nodes, tree_shape
 from .options import AUTO, MethodConfig, option
 
 LENGTHS = (0, 1, 2, 3, 4, 6, 8)
@@ -87,15 +87,12 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
 
     def scratch(self, config: Any, device: torch.device) -> int:
         """Nodes of the draft."""
-        if config.tree == "static":
-            return len(spine_paths(config.length, config.branching))
-        return config.total_nodes if config.tree == "dynamic" else config.length
+        return draft_nodes(config.tree, config.length, config.branching, config.total_nodes)
 
     def method(self, run: Run) -> Method:
         """The draft model drafts; seeded matches tokens, exact walks the tree."""
         config: SpeculativeConfig = run.config
-        shape = static_tree(spine_paths(config.length, config.branching), run.device) if config.tree == "static" else None
-        dynamic = (config.total_nodes, config.length, config.branching) if config.tree == "dynamic" else None
+        shape, dynamic = tree_shape(config.tree, config.length, config.branching, config.total_nodes, run.device)
         scratch = config.length * max(config.branching, 1) + 1
         conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided, run.size)
         own = self.draft_model.begin(conditioning, run.grid, run.sampling, scratch)

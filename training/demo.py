@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from ..decoding.sampling import Sampling
 from ..models.codecs.vq import VQCodec
 from ..models.embedded import EmbeddedTarget, WordTokenizer
 from .adherence import save_reference
@@ -138,13 +139,15 @@ def _stages(
     train_on_bank(target, banks, recipe.target, work / "target.pt", seed, device, held)
     # What ships is half precision: the draft imitates the rounded target.
     target.load_state_dict(half_state(target.state_dict()))
-    own = own_bank(target, recipe.distillation, work / "own.pt", seed)
+    taught = recipe.distillation
+    guided = Sampling(guidance_scale=taught.guidance)
+    own = own_bank(target, taught.own_pictures, taught.sample_batch, [guided], work / "own.pt", seed)
     sibling.join()
     if sibling.exitcode != 0:
         raise RuntimeError("The draft's training failed (its error is above); mend that and run again to resume.")
     draft = _model(recipe, seed, draft=True)
     draft.load_state_dict(torch.load(work / "draft-done.pt", weights_only=True))
-    distill(draft, target, banks[last], own, recipe.distillation, work / "distilled.pt", seed, device)
+    distill(draft, target, banks[last], own, taught, work / "distilled.pt", seed, device)
     draft.load_state_dict(half_state(draft.state_dict()))
     save_reference(pictures, work / "reference.safetensors")
     figures = measure(target, draft, codec, held, own, recipe, work / "reference.safetensors", seed)

@@ -7,6 +7,7 @@ moves from the forward KL divergence to the total-variation distance, which is o
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,19 +72,26 @@ def sample_tokens(target: EmbeddedTarget, words: Tensor, sampling: Sampling, gen
     return sequence.tokens[:, 1:].clone(), torch.stack(entropies, 1)
 
 
-def own_bank(target: EmbeddedTarget, recipe: DistillRecipe, path: Path, seed: int, label: str = "own pictures") -> Bank:
-    """The target's own pictures for random prompts, at the recipe's guidance; resumes from `path`."""
+def own_bank(
+    target: EmbeddedTarget,
+    pictures: int,
+    batch: int,
+    samplings: Items[Sampling],
+    path: Path,
+    seed: int,
+    label: str = "own pictures",
+) -> Bank:
+    """The target's own pictures for random prompts, `batch` at a time, each batch in the next way of `samplings`; resumes from
+    `path`."""
     prompts, device = prompt_table(), next(target.parameters()).device
-    sampling = Sampling(guidance_scale=recipe.guidance)
     state = load_whole(path) or {"tokens": torch.zeros(0, 256), "names": torch.zeros(0), "colours": torch.zeros(0)}
     parts = {name: [value.to(torch.int16)] for name, value in state.items()}
-    rounds = -(-recipe.own_pictures // recipe.sample_batch)
-    start = len(state["tokens"]) // recipe.sample_batch
+    rounds, start = -(-pictures // batch), len(state["tokens"]) // batch
     for turn in tqdm(range(start, rounds), initial=start, total=rounds, desc=label, mininterval=5):
         generator = seeded(seed, 7, turn)
-        names = torch.randint(0, prompts.shape[0], (recipe.sample_batch,), generator=generator)
-        colours = torch.randint(0, prompts.shape[1], (recipe.sample_batch,), generator=generator)
-        tokens, _ = sample_tokens(target, prompts[names, colours].to(device), sampling, generator)
+        names = torch.randint(0, prompts.shape[0], (batch,), generator=generator)
+        colours = torch.randint(0, prompts.shape[1], (batch,), generator=generator)
+        tokens, _ = sample_tokens(target, prompts[names, colours].to(device), samplings[turn % len(samplings)], generator)
         for name, value in (("tokens", tokens), ("names", names), ("colours", colours)):
             parts[name].append(value.cpu().to(torch.int16))
         save_whole({name: torch.cat(values) for name, values in parts.items()}, path)

@@ -1,7 +1,7 @@
 """The VQ tokenizer of LlamaGen and Janus: transformers' `JanusVQVAE` on any grid.
 
-16384 codes of 8 dimensions on the unit sphere, 16 x 16 pixels per token (LlamaGen's VQ-8: 8 x 8). The codebook is l2-normalised when it
-is looked up, and so are the encoder's features before the nearest code is taken.
+16384 codes of 8 dimensions on the unit sphere, 16 x 16 pixels per token (LlamaGen's VQ-8: 8 x 8). The codebook is l2-normalised
+when it is looked up, and so are the encoder's features before the nearest code is taken.
 
 Source: Sun et al. 2024 (LlamaGen, arXiv:2406.06525, section 2.1); Wu et al. 2024 (Janus, arXiv:2410.13848).
 """

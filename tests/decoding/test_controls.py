@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import foredraft.decoding.drafters.model as model_module
+import foredraft.decoding.drafters.grow as grow_module
 import foredraft.decoding.verify as verify_module
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_seeded_decoding_forgives_a_dropped_draft():
 
 
 def test_unstruck_siblings_are_found(monkeypatch):
-    monkeypatch.setattr(model_module, "_struck", unstruck)
+    monkeypatch.setattr(grow_module, "struck", unstruck)
     for branching in ((3,), (2, 2)):
         result = measured(model_drafter(DRAFT, SAMPLES, tree=static_tree(balanced_paths(branching))), Walk(Exact()))
         print(f"unstruck siblings {branching}: {result}")
