@@ -14,7 +14,7 @@ arXiv:2407.06135, and their inference code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from .checkpoint import Checkpoint, Source
 from .codecs.chameleon_vq import PUBLISHED, codec_part, codec_source
 from .language import LanguageTarget, check_prompts, rope_base, tokenizer_part
 from .target import Conditioning
-from .weights import Assembly, Part, Recipe, halves_to_pairs, joined
+from .weights import Assembly, Part, Recipe, halves_to_pairs, head_part, joined
 
 LUMINA_PROMPT = "Generate an image of {width}x{height} according to the following prompt:\n{text}"
 PIXELS, PATCH = 16, 32
@@ -193,8 +193,12 @@ LAYER = {
 
 
 def recognise(source: Source) -> Assembly | None:
-    """A folder of transformers' Chameleon (Chameleon, Anole, Lumina-mGPT) or of Meta's (`consolidated.pth` and `params.json`)."""
+    """A folder of transformers' Chameleon (Chameleon, Anole, Lumina-mGPT) or of Meta's (`consolidated.pth` and `params.json`), or
+    a published draft head."""
     if source.config.get("model_type") in KINDS and source.weights is not None:
+        head = draft_head(source)
+        if head is not None:
+            return Assembly("chameleon", {"draft_head": head})
         return assemble(source, source.weights, source.config, 0, vocabulary(source))
     root = source.folder
     for place in (root, root / "models" / "7b"):
@@ -269,25 +273,17 @@ def sizes(checkpoint: Checkpoint, config: Mapping[str, Any], kind: int) -> dict[
 
 def recipes(arguments: Mapping[str, Any], kind: int, ids: list[int]) -> dict[str, Recipe]:
     """How every tensor of the decoder is made. transformers keeps rotary pairs as two halves, Meta as neighbours."""
-    heads, groups = arguments["heads"], arguments["kv_heads"]
+    heads, groups, pairs = arguments["heads"], arguments["kv_heads"], kind == 1
     rows = torch.tensor(ids)
 
     def of_codes(table: Tensor) -> Tensor:
         return table.index_select(0, rows.to(table.device))
 
     def turned(weight: Tensor, count: int) -> Tensor:
-        return weight if kind else halves_to_pairs(weight, count)
+        return weight if pairs else halves_to_pairs(weight, count)
 
     def qkv(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return torch.cat((turned(query, heads), turned(key, groups), value))
-
-    def per_head(count: int) -> Callable[[Tensor], Tensor]:
-        def spread(given: Tensor) -> Tensor:
-            # One row for each head, each part of the heads (as it was trained in parallel), or all of them.
-            given = given.view(-1, given.shape[-1])
-            return turned(given.repeat_interleave(count // len(given), 0).flatten(), count).view(count, -1)
-
-        return spread
 
     top = {ours: theirs[kind] for ours, theirs in NAMES.items()}
     made = {
@@ -303,9 +299,34 @@ def recipes(arguments: Mapping[str, Any], kind: int, ids: list[int]) -> dict[str
         made[f"{ours}gate_up.weight"] = Recipe((name["gate"], name["up"]), joined)
         made[f"{ours}attention.qkv.weight"] = Recipe((name["query"], name["key"], name["value"]), qkv)
         for norm, count in (("q_norm", heads), ("k_norm", groups)):
-            for part in ("weight", "bias"):
-                made[f"{ours}attention.{norm}.{part}"] = Recipe((name[norm].format(part),), per_head(count))
+            made |= norm_recipes(f"{ours}attention.{norm}.", name[norm], count, pairs)
     return made
+
+
+def norm_recipes(ours: str, theirs: str, count: int, pairs: bool) -> dict[str, Recipe]:
+    """Gain and bias of a `HeadNorm`. Files hold one row for all heads, for each group of heads (Meta's ranks), or for each head."""
+
+    def spread(given: Tensor) -> Tensor:
+        given = given.view(-1, given.shape[-1])
+        rows = given.repeat_interleave(count // len(given), 0)
+        return rows if pairs else halves_to_pairs(rows.flatten(), count).view(count, -1)
+
+    return {f"{ours}{part}": Recipe((theirs.format(part),), spread) for part in ("weight", "bias")}
+
+
+def draft_head(source: Source) -> Part | None:
+    """A published draft head (LANTERN's, for Anole): one of the decoder's layers; its embedding is the target's."""
+    part = head_part(source, "llama", "prompt")
+    if part is None:
+        return None
+    part.config |= {"qk_norm": "heads", "vocab_size": None}
+    part.weights.pop("codes.weight", None)
+    part.ignore += (r"^embed_tokens\.weight$",)
+    for layer in range(part.config["layers"]):
+        for norm, count in (("q_norm", part.config["heads"]), ("k_norm", part.config["kv_heads"])):
+            stem = f"layers.{layer}.self_attn.{norm}."
+            part.weights |= norm_recipes(f"blocks.{layer}.attention.{norm}.", stem + "{}", count, False)
+    return part
 
 
 def vocabulary(source: Source) -> dict[str, int]:

@@ -19,7 +19,7 @@ from diffusers import __version__ as diffusers_version
 from tqdm.auto import tqdm
 
 from . import loading
-from .checkpoint import DTYPE_NAMES, Source
+from .checkpoint import DTYPE_NAMES
 from .weights import Assembly, Part
 
 OURS, THEIRS = "diffusion_pytorch_model.safetensors", "model.safetensors"

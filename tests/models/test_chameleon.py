@@ -15,6 +15,8 @@ from accelerate import init_empty_weights
 from foredraft import SJDPipeline, SpeculativePipeline
 from foredraft.decoding.sampling import Sampling, guide
 from foredraft.models.chameleon import ChameleonTarget, image_ids
+from foredraft.models.head import DraftHead
+from foredraft.models.loading import load_part
 from foredraft.models.target import visible, visible_count
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -290,6 +292,37 @@ def test_seeded_equals_plain_decoding(pipe: Callable[..., Any], kind: str, varia
     method, options = variant
     plain = codes(pipe(kind, "ar", torch.float64), PROMPTS, 7, num_images_per_prompt=2)
     assert torch.equal(codes(pipe(kind, method, torch.float64), PROMPTS, 7, num_images_per_prompt=2, **options), plain)
+
+
+@pytest.mark.parametrize("kind", ["lumina", "anole"])
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "exact"])
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
+def test_draft_heads_draw_a_picture(pipe: Callable[..., Any], kind: str, tree: str, seeded: bool) -> None:
+    plain = pipe(kind, "ar", torch.float64)
+    head = DraftHead.for_target(plain.target, ffn=48, qk_norm="heads").double().eval()
+    drawn = codes(peers.headed(plain, head, tree, seeded), PROMPTS, 7)
+    assert drawn.shape == (3, *GRID[kind]) and (not seeded or torch.equal(drawn, codes(plain, PROMPTS, 7)))
+
+
+def test_a_published_head_continues_the_features(peer: Any, folder: Callable[[str], Path], tmp_path: Path) -> None:
+    """LANTERN's layout for Anole: a decoder layer over fc([embedding; feature]), with a frozen copy of the embedding."""
+    layer, fc = peer.model.layers[1], torch.nn.Linear(64, 32)
+    state = {f"layers.0.{name}": tensor for name, tensor in layer.state_dict().items()}
+    state |= {f"fc.{name}": tensor for name, tensor in fc.state_dict().items()}
+    config = {**peer.config.to_dict(), "num_hidden_layers": 1}
+    peers.write_pickles({**state, "embed_tokens.weight": peer.model.embed_tokens.weight.data}, tmp_path, config)
+    head = load_part(tmp_path, "draft_head", torch.float32)
+    target = SJDPipeline.from_pretrained(folder("anole")).target
+    head.check(target)
+    assert head.codes is None and head.config.text == "prompt"
+    x, features = torch.randn(2, 1, 9, 32, generator=torch.Generator().manual_seed(0))
+    causal = torch.full((9, 9), -torch.inf).triu(1)[None, None]
+    with torch.no_grad():
+        positions = peer.model.rotary_emb(x, torch.arange(9)[None])
+        joined = fc(torch.cat((x, features), -1))
+        theirs = layer(joined, attention_mask=causal, position_embeddings=positions)[0]
+        ours = head(x, features, target.rotary(torch.arange(9)[None], (3, 3)), causal)
+    assert peers.largest_difference(ours, theirs) < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["lumina", "anole"])

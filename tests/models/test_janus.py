@@ -14,6 +14,7 @@ import transformers
 from accelerate import init_empty_weights
 from foredraft import SJDPipeline, SpeculativePipeline
 from foredraft.decoding.sampling import Sampling, guide
+from foredraft.models.head import DraftHead
 from foredraft.models.janus import JanusTarget, prompt_ids, unconditional
 from torch import Tensor
 
@@ -224,6 +225,15 @@ def test_seeded_equals_plain_decoding(pipe: Callable[..., Any], variant: tuple[s
     call: dict[str, Any] = {"num_images_per_prompt": 2, "top_k": 20}
     plain = codes(pipe("ar", torch.float64), PROMPTS, 7, **call)
     assert torch.equal(codes(pipe(method, torch.float64), PROMPTS, 7, **call, **options), plain)
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "exact"])
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
+def test_draft_heads_draw_a_picture(pipe: Callable[..., Any], tree: str, seeded: bool) -> None:
+    plain = pipe("ar", torch.float64)
+    head = DraftHead.for_target(plain.target, ffn=48).double().eval()
+    drawn = codes(peers.headed(plain, head, tree, seeded), PROMPTS, 7)
+    assert drawn.shape == (3, 6, 6) and (not seeded or torch.equal(drawn, codes(plain, PROMPTS, 7)))
 
 
 def test_a_row_alone_is_the_row_of_the_batch(pipe: Callable[..., Any]) -> None:
