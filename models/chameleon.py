@@ -304,7 +304,7 @@ def recipes(arguments: Mapping[str, Any], kind: int, ids: list[int]) -> dict[str
 
 
 def norm_recipes(ours: str, theirs: str, count: int, pairs: bool) -> dict[str, Recipe]:
-    """Gain and bias of a `HeadNorm`. Files hold one row for all heads, for each group of heads (Meta's ranks), or for each head."""
+    """Gain and bias of a `HeadNorm`. Files hold one row for all heads, for each part of them (Meta's ranks), or for each head."""
 
     def spread(given: Tensor) -> Tensor:
         given = given.view(-1, given.shape[-1])
