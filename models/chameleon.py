@@ -127,7 +127,7 @@ class ChameleonTarget(LanguageTarget):
             others = [""] * len(prompts) if negative is None else negative
             rows += [self.prompt_ids(tokenizer, other, grid) if other.strip() else self.unconditional(grid) for other in others]
         height, width = self.lattice(grid)
-        self.check_rows(rows, height * width, tokenizer)
+        self.check_rows(rows, height * width)
         return self.condition(rows, len(prompts))
 
     def prompt_ids(self, tokenizer: Any, text: str, grid: tuple[int, int]) -> list[int]:

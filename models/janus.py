@@ -120,7 +120,7 @@ class JanusTarget(LanguageTarget):
                 prompt_ids(tokenizer, other) if other.strip() else unconditional(row, pad)
                 for row, other in zip(rows, others, strict=True)
             ]
-        self.check_rows(rows, grid[0] * grid[1], tokenizer)
+        self.check_rows(rows, grid[0] * grid[1])
         return self.condition(rows, len(prompts))
 
 

@@ -66,7 +66,7 @@ class LanguageTarget(DiscreteTarget):
         embedded = self.word_table(ids)
         return Conditioning(embedded[:, :-1], pad, embedded[:, -1], images)
 
-    def check_rows(self, rows: Items[Items[int]], tokens: int, tokenizer: Any) -> None:
+    def check_rows(self, rows: Items[Items[int]], tokens: int) -> None:
         """Raise ValueError where a prompt and the picture's `tokens` take more positions than the model has, or where the
         tokenizer knows ids that the model does not."""
         longest = max(len(row) for row in rows)

@@ -248,6 +248,12 @@ def test_guidance_of_one_runs_no_unconditional_rows(pipe: Callable[..., Any]) ->
     assert codes(pipe("sjd"), "a fox", guidance_scale=1.0).shape == (1, 6, 6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_draws(pipe: Callable[..., Any], dtype: torch.dtype) -> None:
+    out = pipe("sjd", dtype)(PROMPTS, output_type="pt")
+    assert out.images.isfinite().all() and out.tokens.shape == (3, 6, 6)
+
+
 def test_a_saved_pipeline_is_the_same_pipeline(pipe: Callable[..., Any], tmp_path: Path) -> None:
     first = pipe("speculative")
     first.save_pretrained(tmp_path)
