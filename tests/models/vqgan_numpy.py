@@ -1,6 +1,6 @@
 """Chameleon's VQ decoder once more, from the papers' formulas, in numpy and float64: an opinion of its own to compare with.
 
-`python -m tests.models.vqgan_numpy` (from the repository root) writes the golden pixels in tests/data.
+`python -m tests.models.vqgan_numpy` (from the repository root) writes the golden pixels beside this file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-GOLDEN = Path(__file__).parents[1] / "data" / "chameleon_vq.npz"
+GOLDEN = Path(__file__).parent / "golden-chameleon-vq.npz"
 CODES, CODE_DIM, LATENT, WIDTH, MULTIPLIERS, BLOCKS = 16, 8, 64, 32, (1, 2, 2), 1
 Array = np.ndarray
 State = dict[str, Array]
@@ -131,6 +131,5 @@ def example() -> Array:
 
 
 if __name__ == "__main__":
-    GOLDEN.parent.mkdir(exist_ok=True)
     pixels = np.stack([decode(state(), tokens) for tokens in example()])
     np.savez_compressed(GOLDEN, tokens=example().astype(np.uint8), pixels=pixels.astype(np.float32))
