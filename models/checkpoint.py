@@ -150,10 +150,10 @@ def open_pickle(file: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals(allowed):
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)|Unsupported (?:global|class|operand|operator)", str(error))
-        if asked is None:
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if asked is None and "Unsupported class" not in str(error):
             raise ValueError(f"{file} is truncated or not a PyTorch checkpoint: fetch it again") from error
-        what = f" ({asked.group(1)})" if asked.group(1) else ""
+        what = f" ({asked.group(1)})" if asked else ""
         raise ValueError(
             f"{file} holds more than weights{what} and could run code when opened, so it is not read: "
             "get a safetensors version of the model"

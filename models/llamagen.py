@@ -265,10 +265,13 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 def recognise(source: Source) -> Assembly | None:
     """LlamaGen's own files: a GPT checkpoint (alone or in a folder with its tokenizer and T5), or a published draft head."""
-    if source.config:
+    if source.path.is_dir() and source.config.get("model_type", "llama") == "llama":
         # Published heads call themselves Llama models; LlamaGen's own files have no config.json.
-        head = head_part(source, "pairs") if source.config.get("model_type", "llama") == "llama" else None
-        return None if head is None else Assembly("llamagen", {"draft_head": head})
+        head = head_part(source, "pairs")
+        if head is not None:
+            return Assembly("llamagen", {"draft_head": head})
+    if source.config:
+        return None
     found: dict[str, list[Checkpoint]] = {"target": [], "codec": []}
     for path in [source.path] if source.path.is_file() else source.files(".pt", ".pth", ".bin", ".ckpt", ".safetensors"):
         checkpoint = Checkpoint([path])
@@ -277,7 +280,8 @@ def recognise(source: Source) -> Assembly | None:
                 found[name].append(checkpoint)
         checkpoint.close()
     if not found["target"]:
-        return Assembly("llamagen", {"codec": codec_part(found["codec"][0])}) if len(found["codec"]) == 1 else None
+        alone = source.path.is_file() and found["codec"]
+        return Assembly("llamagen", {"codec": codec_part(found["codec"][0])}) if alone else None
     if len(found["target"]) > 1:
         names = ", ".join(checkpoint.files[0].name for checkpoint in found["target"])
         raise ValueError(f"{source.path} holds several models ({names}): give the path of one file")
@@ -359,15 +363,21 @@ def add_text_encoder(assembly: Assembly, source: Source) -> None:
     place = source.named.get("text_encoder")
     if place is None:
         below = [path.parent for depth in ("*", "*/*") for path in sorted(source.folder.glob(f"{depth}/config.json"))]
-        place = next((item for item in map(Source, below) if item.config.get("model_type") == "t5"), None)
+        place = next(
+            (item for item in map(Source, below) if item.config.get("model_type") == "t5" and tokenizer_files(item)), None
+        )
     if place is None:
         assembly.absent.update(text_encoder=TEXT_ENCODER, tokenizer=TEXT_ENCODER)
         return
     assembly.parts["text_encoder"] = text_encoder_part(place)
-    files: dict[str, Path | str] = {n: place.folder / n for n in TOKENIZER_FILES if (place.folder / n).is_file()}
-    if not files:
+    if not tokenizer_files(place):
         raise FileNotFoundError(f"{place.folder} has no tokenizer files beside T5's weights: fetch it again")
-    assembly.parts["tokenizer"] = Part("AutoTokenizer", library="transformers", files=files)
+    assembly.parts["tokenizer"] = Part("AutoTokenizer", library="transformers", files=tokenizer_files(place))
+
+
+def tokenizer_files(source: Source) -> dict[str, Path | str]:
+    """The tokenizer's files in a folder, by name."""
+    return {name: source.folder / name for name in TOKENIZER_FILES if (source.folder / name).is_file()}
 
 
 def text_encoder_part(source: Source) -> Part:

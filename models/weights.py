@@ -140,11 +140,12 @@ def misfits(part: Part, cls: Any) -> Iterator[tuple[str, str]]:
             continue
         try:
             made = tuple(recipe.planned(part.checkpoint).shape)
-        except (RuntimeError, IndexError) as error:
-            yield recipe.keys[0], f" [{', '.join(map(str, part.checkpoint.shape(recipe.keys[0])))}]: {str(error).splitlines()[0]}"
+        except (RuntimeError, IndexError, ValueError):
+            stored = (part.checkpoint.shape(key) for key in recipe.keys)
+            yield recipe.keys[0], f" {' with '.join(str(list(size)) for size in stored)} for {list(shape)}"
             continue
         if made != shape:
-            yield recipe.keys[0], f" [{', '.join(map(str, made))}] for [{', '.join(map(str, shape))}]"
+            yield recipe.keys[0], f" {list(made)} for {list(shape)}"
 
 
 def some(items: list[str], limit: int = 2) -> str:

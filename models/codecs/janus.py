@@ -82,7 +82,7 @@ class JanusCodec(ModelMixin, ConfigMixin):
     def decode(self, tokens: Tensor) -> Tensor:
         """LongTensor [B, h, w] -> pixels [B, 3, h * downsample, w * downsample], nominally in [-1, 1] (not clamped)."""
         codes = F.normalize(self.vq.quantize.embedding(tokens), dim=-1)
-        return self.vq.decoder(self.vq.post_quant_conv(codes.permute(0, 3, 1, 2)))
+        return self.vq.decoder(self.vq.post_quant_conv(codes.permute(0, 3, 1, 2).contiguous()))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

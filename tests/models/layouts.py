@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -17,11 +18,11 @@ LEVELS = (1, 1, 2, 2, 4)
 
 
 def random_state(shapes: dict[str, tuple[int, ...]], seed: int = 0, scale: float = 0.35) -> dict[str, Tensor]:
-    """Normal numbers; norms near one. Lively enough that every tensor counts."""
-    generator = torch.Generator().manual_seed(seed)
+    """Normal numbers; norms near one. Lively enough that every tensor counts. The same numbers with every version of numpy."""
+    generator = np.random.RandomState(seed)
     state = {}
     for name, shape in shapes.items():
-        numbers = torch.randn(shape, generator=generator)
+        numbers = torch.from_numpy(generator.standard_normal(shape).astype(np.float32))
         norm = "norm" in name and name.endswith("weight")
         state[name] = 1 + 0.1 * numbers if norm else numbers * (scale if len(shape) < 2 else scale / 128**0.5 * 4)
     return state
@@ -178,3 +179,29 @@ def llamagen_folder(folder: Path, kind: str = "t2i", form: str = "ddp", name: st
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def head_folder(folder: Path, target: dict[str, Tensor], vocabulary: int | None = None) -> Path:
+    """A draft head in the layout of jadohu/llamagen_drafter: the frozen embedding is the target's output head."""
+    width = DIM
+    shapes: dict[str, tuple[int, ...]] = {f"layers.0.self_attn.{name}_proj.weight": (width, width) for name in "qkvo"}
+    shapes |= {"layers.0.mlp.gate_proj.weight": (FFN, width), "layers.0.mlp.up_proj.weight": (FFN, width)}
+    shapes |= {"layers.0.mlp.down_proj.weight": (width, FFN), "layers.0.post_attention_layernorm.weight": (width,)}
+    shapes |= {"fc.weight": (width, 2 * width), "fc.bias": (width,)}
+    state = {"embed_tokens.weight": target["output.weight"][:vocabulary].clone(), **random_state(shapes, 9)}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": FFN,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": CODES,
+        "input_type": "t2i",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(state, folder / "pytorch_model.bin")
+    return folder
