@@ -83,9 +83,10 @@ class DraftHead(ModelMixin, ConfigMixin):
         given = {"dim": shape.dim, "heads": shape.heads, "kv_heads": shape.kv_heads, "norm": shape.norm, "eps": shape.eps}
         head = cls(**{**given, **changes})
         with torch.no_grad():
-            tokens = torch.arange(target.vocab_size, device=target.device)
-            size = head.embed(target, tokens).square().mean().sqrt()
-            scale = target.backbone.norm.weight.square().mean().sqrt()
+            codes = torch.arange(target.vocab_size, device=target.device)
+            table = target.embed(codes) if head.codes is None else head.codes.weight
+            size = table.square().mean().sqrt()
+            scale = target.backbone.norm.get_parameter("weight").square().mean().sqrt()
             head.fc.weight[:, : shape.dim].mul_((scale / size).to(head.fc.weight))
         return head
 
@@ -105,7 +106,7 @@ class DraftHead(ModelMixin, ConfigMixin):
 
     def embed(self, target: DiscreteTarget, tokens: Tensor) -> Tensor:
         """Input embeddings of codes [..., T] -> [..., T, D]."""
-        return target.embed(tokens) if self.codes is None else self.codes(tokens)
+        return target.embed(tokens) if self.codes is None else nn.functional.embedding(tokens, self.codes.weight)
 
     def forward(
         self,

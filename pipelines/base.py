@@ -68,7 +68,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     # Target and draft take turns every round, so that the small one stays where it runs.
     _exclude_from_cpu_offload: ClassVar[list[str]] = ["draft_model", "draft_head"]
     _optional_components: ClassVar[list[str]] = ["text_encoder"]
-    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length"]
+    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length", "counts"]
 
     def __init__(
         self,
@@ -189,8 +189,9 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             output_type: "pil", "np" (float [B, H, W, 3] in 0..1), "pt" ([B, 3, H, W] in 0..1) or "latent" (the codes).
             return_dict: False returns the tuple (images, tokens, traces).
             callback_on_step_end: called after every round with (pipeline, round, tokens committed in every row, dict of the
-            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens); what it
-            returns is ignored. Setting `pipeline._interrupt = True` in it ends the call after the round.
+            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens, "counts"
+            [3, B] of target forwards, draft tokens judged and accepted so far; None: the first two); what it returns is ignored.
+            Setting `pipeline._interrupt = True` in it ends the call after the round.
             **options: the method's own, see `config_class`.
 
         Returns:
@@ -263,14 +264,23 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         run = Run(config, sampling, conditioning, lattice, prompts, negative, device, conditioning.start.dtype, grid)
         sequence = self.target.begin(conditioning, lattice, sampling, self.scratch(config, device))
         method = self.method(run)
+        planner = getattr(method.drafter, "planner", None)
 
         def on_round(sequence: Sequence, recorder: Recorder) -> bool:
             bar.update(sequence.low - 1 - bar.n)
             if callback is not None:
-                count = visible_count(sequence.length - 1, lattice, grid)
-                tensors = {"tokens": visible(sequence.tokens[:, 1:], lattice, grid).flatten(1), "length": count}
+                begun = perf_counter()
+                made = {
+                    "tokens": lambda: visible(sequence.tokens[:, 1:], lattice, grid).flatten(1),
+                    "length": lambda: visible_count(sequence.length - 1, lattice, grid),
+                    "counts": recorder.counts,
+                }
                 done = int(visible_count(torch.tensor(sequence.low - 1), lattice, grid))
-                callback(self, recorder.rounds - 1, done, {name: tensors[name] for name in wanted})
+                callback(self, recorder.rounds - 1, done, {name: made[name]() for name in wanted})
+                spent = perf_counter() - begun
+                recorder.clock.callback(spent)
+                if isinstance(planner, Planner):
+                    planner.skip(spent)
             return self._interrupt
 
         with self.progress_bar(total=sequence.limit - 1) as bar:

@@ -9,17 +9,11 @@ from typing import Any
 
 import torch
 import transformers
-from foredraft import AutoregressivePipeline
-from foredraft.decoding.rules import Exact
 from foredraft.decoding.types import Draft
-from foredraft.decoding.verify import Match, Walk
 from foredraft.models.checkpoint import Checkpoint, Entry, Source
 from foredraft.models.codecs.chameleon_vq import ChameleonCodec
-from foredraft.models.head import DraftHead
 from foredraft.models.loading import part_class
 from foredraft.models.weights import Assembly, Part, check, shapes
-from foredraft.pipelines.base import Method, Run
-from foredraft.pipelines.drafting import draft_nodes, head_drafter
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -308,28 +302,3 @@ def assembly_of(model: Any, config: Any, family: str, folder: Path) -> Assembly:
 def parameters(part: Part) -> int:
     """Numbers in a component."""
     return sum(torch.Size(shape).numel() for shape in shapes(part, part_class(part)).values())
-
-
-class HeadedPipeline(AutoregressivePipeline):
-    """A draft head in front of a target: chain, static or dynamic tree, seeded or exact."""
-
-    head: DraftHead
-    tree: str = "chain"
-    seeded: bool = True
-
-    def scratch(self, config: Any, device: torch.device) -> int:
-        """Nodes of a draft."""
-        return draft_nodes(self.tree, 3, 2, 6)
-
-    def method(self, run: Run) -> Method:
-        """The head drafts."""
-        drafter = head_drafter(self.head, self.target, run, self.tree, 3, 2, 6, self.seeded)
-        return Method(drafter, Match() if self.seeded else Walk(Exact()))
-
-
-def headed(pipe: Any, head: DraftHead, tree: str, seeded: bool) -> Any:
-    """A head in front of a pipeline's target."""
-    made = HeadedPipeline.from_pipe(pipe)
-    made.head, made.tree, made.seeded = head, tree, seeded
-    made.set_progress_bar_config(disable=True)
-    return made
