@@ -15,10 +15,15 @@ if __package__:
     # Public name -> the module that defines it. Relative: ComfyUI names this package by its absolute path.
     _LAZY = {
         "AutoregressivePipeline": ".pipelines.autoregressive",
+        "CoolSDPipeline": ".pipelines.cool_sd",
         "SJDPipeline": ".pipelines.sjd",
         "SpeculativePipeline": ".pipelines.speculative",
+        "VVSPipeline": ".pipelines.vvs",
         "compare": ".bench.compare",
     }
+    # What ComfyUI's loader asks for. Its custom nodes need torch and diffusers, so they too wait for the first use.
+    _COMFYUI = dict.fromkeys(("NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"), ".nodes")
+    WEB_DIRECTORY = "./web/comfyui"
 
     DEMO = _os.path.join(_ROOT, "models", "demo")
     """Path of the embedded model family, ready for `from_pretrained`."""
@@ -38,8 +43,12 @@ if __package__:
     def __getattr__(name: str) -> object:
         if name == "__version__":
             value: object = _read_version()
-        elif name in _LAZY:
-            value = getattr(_importlib.import_module(_LAZY[name], __package__), name)
+        elif name in _LAZY or name in _COMFYUI:
+            try:
+                value = getattr(_importlib.import_module({**_LAZY, **_COMFYUI}[name], __package__), name)
+            except AttributeError as error:
+                # Else `hasattr`, by which ComfyUI looks for nodes, would call a broken installation "no nodes".
+                raise ImportError(f"{name} cannot be loaded: {error}") from error
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

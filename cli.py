@@ -250,28 +250,60 @@ def bench(options: argparse.Namespace) -> None:
     harness.check_plotting()
     if not options.out.is_dir():
         raise UsageError(f"there is no folder {options.out}")
-    report = run(arguments.family(options), options.quick, options.repeats or (1 if options.quick else 5))
+    partial = options.out / f"bench-{options.name}.partial.json"
+    resumed = {"partial": partial} if harness.resumes(run) else {}
+    report = run(arguments.family(options), options.quick, options.repeats or (1 if options.quick else 5), **resumed)
     with whole_files() as temporary:
         names = [options.out / f"bench-{options.name}.{suffix}" for suffix in ("json", "png")]
         report.write(*(temporary(name) for name in names))
+    partial.unlink(missing_ok=True)
     print(f"{report.text()}\n\nwrote {names[0]}, {names[1]}")
+
+
+def add_demo(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `foredraft demo`."""
+    from .bench import arguments
+
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to serve on; 0.0.0.0 is every network (default: 127.0.0.1)")
+    group.add_argument("--port", type=arguments.count, help="port (default: the first free one from 7860)")
+    group.add_argument("--share", action="store_true", help="also open a public link through Gradio's servers")
+    group.add_argument(
+        "--at-once", type=arguments.count, default=1, help="drawings side by side; 1 keeps times honest (default: 1)"
+    )
+    arguments.add_model(parser)
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Serve the web demo until interrupted."""
+    import importlib.util
+
+    from .bench import arguments
+
+    if importlib.util.find_spec("gradio") is None:
+        raise ModuleNotFoundError("the web demo needs gradio, which is not installed: pip install 'foredraft[demo]'")
+    from .web.demo import launch
+
+    launch(arguments.family(options), options.host, options.port, options.share, options.at_once)
 
 
 def add_train(parser: argparse.ArgumentParser) -> None:
     """Arguments of `foredraft train`."""
-    from .training.demo import add_arguments
+    from .training import demo, head
 
-    add_arguments(parser.add_subparsers(dest="what", required=True).add_parser("demo", help="the embedded family"))
+    stages = parser.add_subparsers(dest="what", required=True)
+    demo.add_arguments(stages.add_parser("demo", help="the embedded family"))
+    head.add_arguments(stages.add_parser("head", help="a draft head for a family's target"))
 
 
 def train(options: argparse.Namespace) -> int:
     """Train; progress goes to stderr."""
     import logging
 
-    from .training.demo import run
+    from .training import demo, head
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    return run(options)
+    return head.run(options) if options.what == "head" else demo.run(options)
 
 
 def add_convert(parser: argparse.ArgumentParser) -> None:
@@ -336,7 +368,8 @@ COMMANDS: dict[str, Command] = {
     "generate": ("draw pictures of a prompt, with their token maps", add_generate, generate),
     "compare": ("draw one prompt with several methods and time them", add_compare, compare),
     "bench": ("measure speed-ups and where the time goes", add_bench, bench),
-    "train": ("rebuild the embedded model family", add_train, train),
+    "demo": ("race, explore and compare methods in the browser", add_demo, demo),
+    "train": ("rebuild the embedded model family, or train a draft head", add_train, train),
     "convert": ("turn a checkpoint into a folder of safetensors", add_convert, convert),
     "info": ("describe a model folder or a checkpoint", add_info, info),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -160,6 +160,13 @@ def compare(
             output, taken = family.draw(case, prompt, seed, **call)
             seconds[number].append(taken)
             outputs[number] = outputs[number] or output
+    return tabulate(prompt, seed, cases, seconds, outputs)
+
+
+def tabulate(
+    prompt: str, seed: int, cases: Sequence[Case], seconds: Sequence[Sequence[float]], outputs: Sequence[Any]
+) -> Comparison:
+    """The comparison of what was drawn: plain decoding first; seconds: of every case, one per repeat; outputs: one per case."""
     rows = []
     for case, times, output in zip(cases, seconds, outputs, strict=True):
         totals = Totals.of(output.traces)
@@ -182,4 +189,4 @@ def compare(
                 output.traces,
             )
         )
-    return Comparison(prompt, seed, repeats, rows)
+    return Comparison(prompt, seed, len(seconds[0]), rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,14 +33,22 @@ def benches() -> tuple[str, ...]:
     return tuple(path.stem for path in here if "\ndef run(family:" in path.read_text(encoding="utf-8"))
 
 
-def bench(name: str) -> Callable[[Family, bool, int], Report]:
-    """The `run` of a bench. Raises ValueError that names the nearest one."""
+def bench(name: str) -> Callable[..., Report]:
+    """The `run` of a bench: (family, quick, repeats), and partial where it `resumes`.
+
+    Raises ValueError that names the nearest one.
+    """
     known = benches()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f", did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no bench {name!r}: choose one of {', '.join(known)}{hint}")
     return importlib.import_module(f".{name}", __package__).run
+
+
+def resumes(run: Callable[..., Report]) -> bool:
+    """Whether a bench keeps its finished parts in a file `partial` and goes on from there."""
+    return "partial" in inspect.signature(run).parameters
 
 
 def check_plotting() -> None:

@@ -12,14 +12,26 @@ from typing import Any
 
 from ..decoding.trace import Trace
 
-HEADERS = ("method", "seconds", "speed-up", "TPF", "acceptance length", "acceptance rate", "law")
+HEADERS = (
+    "method",
+    "seconds",
+    "speed-up",
+    "TPF",
+    "acceptance length",
+    "expected length",
+    "acceptance rate",
+    "skipped rounds",
+    "relaxation per token",
+    "law",
+)
 
 
 @dataclass
 class Totals:
     """Traces in sum: TPF, mean acceptance length, acceptance rate as each trace counts them.
 
-    relaxation: mean cost per verified token, None where it cannot be measured; engine_share: of the time without codec.
+    relaxation: mean cost per verified token, None where it cannot be measured; engine_share: of the time without codec;
+    expected_length: per round, None where no coins are flipped; skip_ratio: of the rounds, those without a target forward.
     """
 
     tokens_per_forward: float
@@ -28,26 +40,39 @@ class Totals:
     exact: bool
     relaxation: float | None
     engine_share: float
+    expected_length: float | None = None
+    skip_ratio: float = 0.0
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Totals:
         """Sum up; at least one trace."""
         tokens = sum(trace.tokens for trace in traces)
+        rounds, forwards = sum(trace.rounds for trace in traces), sum(trace.target_forwards for trace in traces)
         judged = sum(trace.judged for trace in traces)
         costs = [trace.relaxation_per_token for trace in traces]
         known = [cost for cost in costs if cost is not None]
         return cls(
-            tokens / max(1, sum(trace.target_forwards for trace in traces)),
-            tokens / max(1, sum(trace.rounds for trace in traces)),
+            tokens / max(1, forwards),
+            tokens / max(1, rounds),
             sum(trace.accepted for trace in traces) / judged if judged else 0.0,
             all(trace.exact for trace in traces),
             sum(known) / len(known) if len(known) == len(costs) else None,
             sum(trace.engine_share for trace in traces) / len(traces),
+            _per_round(traces),
+            1.0 - forwards / rounds if rounds else 0.0,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+def _per_round(traces: Sequence[Trace]) -> float | None:
+    """Expected tokens per round, over all rounds."""
+    rounds = sum(trace.rounds for trace in traces)
+    if not rounds or any(trace.expected_length is None for trace in traces):
+        return None
+    return sum((trace.expected_length or 0.0) * trace.rounds for trace in traces) / rounds
 
 
 def row(name: str, seconds: float, speedup: float | None, totals: Totals, judged: bool = True) -> list[str]:
@@ -58,7 +83,10 @@ def row(name: str, seconds: float, speedup: float | None, totals: Totals, judged
         "" if speedup is None else f"{speedup:.2f}x",
         f"{totals.tokens_per_forward:.2f}",
         f"{totals.mean_acceptance_length:.2f}",
+        "" if totals.expected_length is None or not judged else f"{totals.expected_length:.2f}",
         f"{totals.acceptance_rate:.0%}" if judged else "",
+        f"{totals.skip_ratio:.0%}" if totals.skip_ratio else "",
+        "" if totals.exact or totals.relaxation is None else f"{totals.relaxation:.4f}",
         "exact" if totals.exact else "relaxed",
     ]
 
@@ -69,7 +97,9 @@ def notes(name: str, traces: Sequence[Trace]) -> list[str]:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An aligned Markdown table; the first column is text, the others are aligned right."""
+    """An aligned Markdown table; the first column is text, the others are aligned right. Columns without a value are left out."""
+    filled = [column for column in range(len(headers)) if not rows or any(str(line[column]) for line in rows)]
+    headers, rows = [headers[column] for column in filled], [[line[column] for column in filled] for line in rows]
     widths = [max(len(str(line[column])) for line in (headers, *rows)) for column in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:

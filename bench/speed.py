@@ -202,7 +202,7 @@ def _outside(pipeline: Any, prompt: str, side: int, seed: int, last: int | None 
         output = pipeline(prompt, height=side, width=side, generator=generator, output_type="latent", **FULL)
         total = now() - begun
     trace = output.traces[0]
-    engine = sum(trace.parts.values()) - sum(trace.parts[part] for part in ("codec", "target", "draft_model"))
+    engine = sum(trace.parts.values()) - sum(trace.parts[part] for part in ("codec", "callback", "target", "draft_model"))
     return {
         "outside": (total - clock[0]) / trace.tokens,
         "engine": engine / trace.tokens,

@@ -57,6 +57,11 @@ class Planner:
         self.rounds_off += length == 0
         return length
 
+    def skip(self, seconds: float) -> None:
+        """Leave out seconds that somebody else has just spent."""
+        if self._begun is not None:
+            self._begun += seconds
+
     def note(self, accepted: list[int]) -> None:
         """What the round kept, one number per row that is not complete."""
         self._gained += 1.0 + sum(accepted) / len(accepted) if accepted else 0.0

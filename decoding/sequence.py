@@ -83,9 +83,9 @@ class Sequence:
             place.clamp_(max=self.limit)
         self._writable().scatter_(1, place, tokens)
         self.length = before + count
-        # What was scored is cached up to the last committed token, which no forward has fed yet.
-        fresh = self.length - 1
-        self.cached = fresh if scored is None else torch.where(scored & (count > 0), fresh, self.cached)
+        # What was scored is cached up to the last committed token, which no forward has fed yet; finished rows are fed nothing.
+        fed = count > 0 if scored is None else scored & (count > 0)
+        self.cached = torch.where(fed, self.length - 1, self.cached)
         self._uneven = self._uneven or scored is not None
         if self.forced is not None:
             self.append_forced()

@@ -16,23 +16,26 @@ from .types import ACCEPTED, FORCED, SOURCES, UNVERIFIED, Draft, Scores, Verdict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PARTS = ("target", "draft_model", "draft", "verify", "other", "codec")
+PARTS = ("target", "draft_model", "draft", "verify", "other", "codec", "callback")
 
 
 @dataclass
 class Trace:
-    """The record of one image of H x W tokens.
+    """The record of one image of H x W tokens. Tokens that the grammar adds to a picture's codes (row ends) are left out.
 
     round, run, source, probability: nested lists [H][W]. round: which round committed the token (from 0); run: how many tokens
     were committed together with it; source: an index into `SOURCES`; probability: the target's p of the token (1 where forced,
     None where it was committed unverified).
     target_forwards counts scoring forwards, not the prompt's prefill; judged: draft tokens tested, up to and including a
     rejection; drafted: all that were proposed. seconds: wall-clock of the whole batch, `parts` splits it: target and draft_model
-    are the models' forwards (output head included), the rest is the engine and the codec. min_margin: the smallest gap between
-    the two best noisy scores (seeded decoding and plain AR; inf elsewhere): a float32 tie is possible where it is tiny; the
+    are the models' forwards (output head included), callback is what the caller's own function took after each round, the rest is
+    the engine and the codec. min_margin: the smallest gap between the two best noisy scores (seeded decoding and plain AR; inf
+    elsewhere): a float32 tie is possible where it is tiny; the
     border of top-k and top-p is not looked at. relaxation_per_token: mean cost per verified token; only its average over images
-    bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). seed names the image's
-    noise; notes: what else a user should know.
+    bounds the distance to the exact distribution (0 for exact rules, None where it cannot be measured). expected_length: tokens
+    a round commits on average over the verifier's coins, given what was drafted (Cool-SD, Eq. 7; the end of the image is not
+    looked at; None where no coins are flipped): as the acceptance length, with less noise. seed names the image's noise; notes:
+    what else a user should know.
     """
 
     method: str
@@ -56,6 +59,7 @@ class Trace:
     source: list[list[int]] = field(repr=False)
     probability: list[list[float | None]] = field(repr=False)
     notes: list[str] = field(default_factory=list)
+    expected_length: float | None = None
 
     @property
     def tokens(self) -> int:
@@ -78,9 +82,24 @@ class Trace:
         return self.accepted / self.judged if self.judged else 0.0
 
     @property
+    def own_seconds(self) -> float:
+        """seconds without the caller's callback: what drawing took, however it was watched."""
+        return self.seconds - self.parts.get("callback", 0.0)
+
+    @property
+    def skip_ratio(self) -> float:
+        """Share of the rounds that were committed without a forward of the target (VVS)."""
+        return 1.0 - self.target_forwards / self.rounds if self.rounds else 0.0
+
+    @property
+    def unverified(self) -> int:
+        """Tokens that were committed in those rounds."""
+        return sum(value == UNVERIFIED for row in self.source for value in row)
+
+    @property
     def engine_share(self) -> float:
-        """Share of the wall-clock spent outside the models' forwards and the codec."""
-        total = sum(self.parts.values()) - self.parts["codec"]
+        """Share of the wall-clock spent outside the models' forwards and the codec; a callback's time is nobody's."""
+        total = sum(self.parts.values()) - self.parts["codec"] - self.parts.get("callback", 0.0)
         return 1.0 - (self.parts["target"] + self.parts["draft_model"]) / total if total else 0.0
 
     def summary(self) -> dict[str, Any]:
@@ -88,7 +107,8 @@ class Trace:
         values = asdict(self)
         for name in ("round", "run", "source", "probability"):
             del values[name]
-        for name in ("tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "engine_share"):
+        derived = ("own_seconds", "tokens_per_forward", "mean_acceptance_length", "acceptance_rate", "skip_ratio", "unverified")
+        for name in (*derived, "engine_share"):
             values[name] = getattr(self, name)
         values["min_margin"] = None if self.min_margin == float("inf") else self.min_margin
         return values
@@ -140,6 +160,11 @@ class Clock:
         self.parts[part] += elapsed - target - draft
         self._at = now
 
+    def callback(self, seconds: float) -> None:
+        """Book seconds that the caller's function has just spent, and take them out of the lap they fall in."""
+        self.parts["callback"] += seconds
+        self._at += seconds
+
 
 @dataclass
 class _Round:
@@ -160,6 +185,8 @@ class Recorder:
         self.clock = Clock()
         self.rounds = 0
         self._log: list[_Round] = []
+        self._counts: Tensor | None = None
+        self._counted = 0
 
     def round(self, before: Tensor, added: Tensor, draft: Draft, scores: Scores | None, verdict: Verdict) -> None:
         """Note one round. before [B]: lengths before the commit; added [B]: tokens committed."""
@@ -170,8 +197,22 @@ class Recorder:
             rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp_(min=0)
             rows = rows.scatter(1, verdict.accepted[:, None], verdict.stop[:, None])
             log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
+        if log_p is not None and verdict.scored is not None:
+            log_p = log_p.masked_fill(~verdict.scored[:, None], torch.nan)
         self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))
         self.rounds += 1
+
+    def counts(self) -> Tensor:
+        """What every row used so far: [3, B] target forwards, draft tokens judged, and of those the accepted ones."""
+        for entry in self._log[self._counted :]:
+            verdict = entry.verdict
+            one = torch.ones_like(entry.added)
+            scored = one if verdict.scored is None else verdict.scored.to(one)
+            tested = verdict.accepted if verdict.trusted is None else verdict.accepted - verdict.trusted
+            step = torch.stack((scored, verdict.judged, tested)) * (entry.added > 0)
+            self._counts = step if self._counts is None else self._counts + step
+        self._counted = len(self._log)
+        return torch.zeros(3, 0, dtype=torch.long) if self._counts is None else self._counts
 
     def refuse_nan(self, family: str, dtype: torch.dtype) -> None:
         """Raise FloatingPointError if the target's opinion of a committed token was not a number."""
@@ -197,10 +238,12 @@ class Recorder:
         exact: bool,
         draft_forwards: int = 0,
         measurable: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> list[Trace]:
-        """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None."""
+        """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None. size: rows and columns of
+        the sequence's grid that the picture shows (None: all of them)."""
         rows, count = sequence.tokens.shape[0], sequence.limit - 1
-        maps, margins, totals, cost = self._totals(rows, count)
+        maps, margins, totals, cost, expected = self._totals(rows, count)
         if sequence.forced is not None:
             # Forced tokens before the first round were committed by nobody.
             column = torch.arange(count)
@@ -208,12 +251,12 @@ class Recorder:
             run = leading.sum(1, keepdim=True).double().expand_as(leading)
             for name, value in (("round", run * 0), ("run", run), ("source", run * 0 + FORCED), ("p", run * 0 + 1)):
                 maps[name][:, :count] = torch.where(leading, value, maps[name][:, :count])
-        height, width = sequence.grid
+        height, width = sequence.grid if size is None else size
         seconds = sum(self.clock.parts.values())
         traces = []
         for row in range(rows):
             rounds, forwards, drafted, judged, accepted = totals[:, row].tolist()
-            grid = {name: plane[row, :count].view(height, width) for name, plane in maps.items()}
+            grid = {name: plane[row, :count].view(sequence.grid)[:height, :width] for name, plane in maps.items()}
             margin = margins[row, :count]
             traces.append(
                 Trace(
@@ -237,16 +280,18 @@ class Recorder:
                     run=grid["run"].long().tolist(),
                     source=grid["source"].long().tolist(),
                     probability=[[None if value != value else value for value in line] for line in grid["p"].tolist()],
+                    expected_length=None if expected is None else float(expected[row]) / max(1, rounds),
                 )
             )
         return traces
 
-    def _totals(self, rows: int, count: int) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        """Maps [B, N + 1] (the last column takes what is not there), margins [B, N + 1], counts [5, B], cost [B]; on the CPU."""
+    def _totals(self, rows: int, count: int) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor, Tensor | None]:
+        """Maps [B, N + 1] (the last column takes what is not there), margins [B, N + 1], counts [5, B], cost and expected tokens
+        [B] (None: not known); on the CPU."""
         maps = {name: torch.full((rows, count + 1), -1.0, dtype=torch.float64) for name in ("round", "run", "source", "p")}
         margins = torch.full((rows, count + 1), torch.inf, dtype=torch.float64)
         if not self._log:
-            return maps, margins, torch.zeros(5, rows, dtype=torch.long), torch.zeros(rows)
+            return maps, margins, torch.zeros(5, rows, dtype=torch.long), torch.zeros(rows), None
         log, verdicts = self._log, [entry.verdict for entry in self._log]
         before, added = (
             torch.stack([entry.before for entry in log]).cpu(),
@@ -266,6 +311,8 @@ class Recorder:
         for number, verdict in enumerate(verdicts):
             if verdict.cost is not None:
                 cost += verdict.cost.cpu() * active[number]
+        known = [verdict.expected.cpu() for verdict in verdicts if verdict.expected is not None]
+        expected = (torch.stack(known).double() * active).sum(0) if len(known) == len(verdicts) else None
         # [rounds, B, width]: every token committed in a round, side by side.
         width = int(added.max())
         step = torch.arange(width)
@@ -288,7 +335,7 @@ class Recorder:
         for name, plane in planes.items():
             maps[name].scatter_(1, place, plane.transpose(0, 1).flatten(1).double())
         margins.scatter_(1, place, torch.where(forced, torch.inf, gap).transpose(0, 1).flatten(1))
-        return maps, margins, totals, cost
+        return maps, margins, totals, cost, expected
 
 
 def _fit(values: Tensor, width: int, fill: float) -> Tensor:

@@ -99,3 +99,19 @@ def rank_dynamic(scores: Tensor, parents: Tensor, total: int) -> tuple[Tensor, T
 def spine_paths(depth: int, width: int) -> list[tuple[int, ...]]:
     """A tree whose first child is grown further at each depth, with `width` children each time: depth * width nodes."""
     return [(0,) * level + (child,) for level in range(depth) for child in range(width)]
+
+
+def ranked_paths(total: int, depth: int) -> list[tuple[int, ...]]:
+    """The `total` most promising nodes of a fixed tree at most `depth` deep, if each sibling is kept with 0.4 times the chance of
+    the one before it, and the first with 0.6: many children near the root, one line at the end, as in EAGLE-1's tree."""
+    chances: list[tuple[float, tuple[int, ...]]] = [(0.6, (0,))]
+    paths: list[tuple[int, ...]] = []
+    while len(paths) < total:
+        best = max(chances)
+        chances.remove(best)
+        chance, path = best
+        paths.append(path)
+        chances.append((chance * 0.4, (*path[:-1], path[-1] + 1)))
+        if len(path) < depth:
+            chances.append((chance * 0.6, (*path, 0)))
+    return paths

@@ -24,7 +24,7 @@ SOURCES = ("accepted", "recovered", "bonus", "drawn", "forced", "unverified")
 
 
 class Laws(Protocol):
-    """The distributions a draft was drawn from, where forming all of them [B, K, V] would cost more than what is asked of them."""
+    """The distributions a draft was drawn from, where forming all of them [B, K, V] costs more than what is asked of them."""
 
     def pick(self, x: Tensor) -> Tensor:
         """Probability of codes x [B, K], one per node: [B, K]."""
@@ -45,8 +45,8 @@ class Draft:
 
     tokens [B, K]; laws: the distribution each was drawn from, given every node drawn before it: [B, K, V], something that makes
     it on demand, or None for a deterministic draft (a point mass); tree None = chain; valid [B, K] or None = all (in a chain a
-    prefix of each row). trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False commit
-    their valid nodes, in order, without a verdict of the target.
+    prefix of each row). trust [B, K]: scored but not judged, kept whatever the rule says. check [B]: rows where it is False
+    commit their valid nodes, in order, without a verdict of the target.
     """
 
     tokens: Tensor
@@ -149,8 +149,9 @@ class Verdict:
     the first rejection; siblings count); stop [B]: the row of Scores the last token was drawn from; source [B]: of the last token
     (RECOVERED or BONUS); drawn [B, K + 1]: the target's own draw at every row (`Match` only); margin [B, M]: gap between the two
     best noisy scores of each committed token (`Match` only); cost [B]: what a relaxed rule's tests add to the total-variation
-    bound; scored [B]: False where the row was committed without a forward (None: every row was scored); trusted [B]: how many of
-    the accepted nodes were kept without a test (None: none).
+    bound; expected [B]: tokens the round commits on average over the coins, or an estimate with that mean (Cool-SD, Eq. 7; the
+    end of the image is not looked at; None: no coins are flipped); scored [B]: False where the row was committed without a
+    forward (None: every row was scored); trusted [B]: how many of the accepted nodes were kept without a test (None: none).
     """
 
     tokens: Tensor
@@ -163,6 +164,7 @@ class Verdict:
     drawn: Tensor | None = None
     margin: Tensor | None = None
     cost: Tensor | None = None
+    expected: Tensor | None = None
     scored: Tensor | None = None
     trusted: Tensor | None = None
 

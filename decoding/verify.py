@@ -22,7 +22,7 @@ from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict
 
 
 class _Costly(Protocol):
-    def cost(self, p: Tensor, q: Tensor | None, x: Tensor) -> Tensor: ...
+    def cost(self, p: Tensor, q: Tensor | None, x: Tensor, depth: Tensor | int) -> Tensor: ...
 
 
 def draw_stop(law: Tensor, scores: Scores, index: Tensor, noise: Noise) -> Tensor:
@@ -140,6 +140,7 @@ class Prefix:
         if nodes == 0:
             accepted = judged = torch.zeros_like(scores.index[:, 0])
             law, source = scores.p[:, 0], torch.full_like(accepted, DRAWN)
+            expected = torch.ones_like(law[:, 0])
         else:
             depth = torch.arange(1, nodes + 1, device=draft.tokens.device)
             if self._pointwise is not None:
@@ -149,9 +150,12 @@ class Prefix:
             kept = scores.uniform(noise, scores.index[:, :nodes], COIN, dtype=keep.dtype) < keep
             if draft.trust is not None:
                 kept |= draft.trust
+                keep = keep.masked_fill(draft.trust, 1.0)
             if draft.valid is not None:
                 kept &= draft.valid
+                keep = keep * draft.valid
             accepted = kept.cumprod(1).sum(1)
+            expected = keep.cumprod(1).sum(1) + 1.0
             limit: Tensor | int = nodes if draft.valid is None else draft.valid.sum(1)
             rejected = accepted < limit
             judged = accepted + rejected
@@ -164,13 +168,16 @@ class Prefix:
             cost = None if self.rule.exact else self._cost(draft, scores.p, judged)
         last = draw_stop(law, scores, scores.index.gather(1, accepted[:, None])[:, 0], noise)
         tokens = _finish(draft.tokens, last, accepted)
-        return Verdict(tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost, trusted=trusted)
+        return Verdict(
+            tokens, accepted + 1, None, accepted, judged, accepted, source, cost=cost, expected=expected, trusted=trusted
+        )
 
     def _cost(self, draft: Draft, p: Tensor, judged: Tensor) -> Tensor:
         """Sum of a relaxed rule's cost over the judged [B] tokens, which follow the trusted ones: [B]."""
         rule: _Costly = self.rule  # type: ignore[assignment]
-        cost = rule.cost(p[:, : draft.nodes], draft.q, draft.tokens)
-        order = torch.arange(1, draft.nodes + 1, device=p.device).expand_as(draft.tokens)
+        depth = torch.arange(1, draft.nodes + 1, device=p.device)
+        cost = rule.cost(p[:, : draft.nodes], draft.q, draft.tokens, depth)
+        order = depth.expand_as(draft.tokens)
         if draft.trust is not None:
             order = torch.where(draft.trust, draft.nodes + 1, (~draft.trust).cumsum(1))
         return (cost * (order <= judged[:, None])).sum(1)
@@ -200,6 +207,8 @@ class Walk:
         accepted, judged = torch.zeros_like(at), torch.zeros_like(at)
         rejected = torch.zeros_like(at, dtype=torch.bool)
         relaxed = None if self.rule.exact else torch.zeros(rows, dtype=law.dtype, device=batch.device)
+        # Tokens kept so far less the chances they were given is a martingale, so the chances add up to what to expect.
+        expected = torch.ones(rows, dtype=law.dtype, device=batch.device)
         for depth in range(1, tree.levels + 1):
             descended = torch.zeros_like(rejected)
             failed = torch.zeros_like(rejected)
@@ -216,9 +225,10 @@ class Walk:
                 sure = torch.zeros_like(live) if draft.trust is None else draft.trust[batch, safe]
                 taken = live & ((coin < keep) | sure)
                 judged += live & ~sure
+                expected = expected + torch.where(sure, 1.0, keep) * live
                 if relaxed is not None:
                     rule: _Costly = self.rule  # type: ignore[assignment]
-                    relaxed = relaxed + rule.cost(law, q, x) * (live & ~sure)
+                    relaxed = relaxed + rule.cost(law, q, x, depth) * (live & ~sure)
                 missed = live & ~taken
                 law = torch.where(missed[:, None], self.rule.residual(law, q, x, depth), law)
                 path[:, depth - 1] = torch.where(taken, node, path[:, depth - 1])
@@ -235,7 +245,7 @@ class Walk:
         tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
         source = BONUS - rejected.long()
         trusted = _trusted(draft, path, accepted)
-        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed, trusted=trusted)
+        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed, expected=expected, trusted=trusted)
 
 
 def unverified(draft: Draft) -> Verdict:
@@ -244,7 +254,8 @@ def unverified(draft: Draft) -> Verdict:
     count = valid.sum(1)
     zero = torch.zeros_like(count)
     source = torch.full_like(count, UNVERIFIED)
-    return Verdict(draft.tokens, count, None, zero, zero, zero, source, scored=torch.zeros_like(valid[:, :0].any(1)))
+    scored = torch.zeros_like(valid[:, :0].any(1))
+    return Verdict(draft.tokens, count, None, zero, zero, zero, source, expected=count.double(), scored=scored)
 
 
 def merge(checked: Tensor, verdict: Verdict, draft: Draft) -> Verdict:
@@ -253,12 +264,15 @@ def merge(checked: Tensor, verdict: Verdict, draft: Draft) -> Verdict:
     skipped = unverified(draft)
     width = verdict.tokens.shape[1]
     tokens = torch.nn.functional.pad(skipped.tokens, (0, max(0, width - draft.nodes)))[:, :width]
+    count = torch.where(checked, verdict.count, skipped.count.clamp(max=width))
     return replace(
         verdict,
         tokens=torch.where(checked[:, None], verdict.tokens, tokens),
-        count=torch.where(checked, verdict.count, skipped.count.clamp(max=width)),
+        count=count,
         accepted=torch.where(checked, verdict.accepted, 0),
         judged=torch.where(checked, verdict.judged, 0),
         source=torch.where(checked, verdict.source, UNVERIFIED),
+        cost=None if verdict.cost is None else torch.where(checked, verdict.cost, 0.0),
+        expected=None if verdict.expected is None else torch.where(checked, verdict.expected, count),
         scored=checked,
     )

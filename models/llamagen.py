@@ -116,7 +116,14 @@ class LlamaGenTarget(DiscreteTarget):
         dtype = torch.complex128 if self.head.weight.dtype == torch.float64 else torch.complex64
         return torch.zeros(1, slots, self.backbone.config.width // 2, dtype=dtype, device=self.home)
 
-    def encode(self, components: dict[str, Any], prompts: list[str], negative: list[str] | None, guided: bool) -> Conditioning:
+    def encode(
+        self,
+        components: dict[str, Any],
+        prompts: list[str],
+        negative: list[str] | None,
+        guided: bool,
+        grid: tuple[int, int],
+    ) -> Conditioning:
         """Prompts -> Conditioning: class numbers through `tokenizer`, text through `tokenizer` and `text_encoder`."""
         if negative is not None:
             raise ValueError("LlamaGen has no negative prompt: leave negative_prompt out")

@@ -38,13 +38,18 @@ CLASSES = {
     "VQCodec": "models.codecs.vq",
     "LlamaGenTarget": "models.llamagen",
     "ClassTokenizer": "models.llamagen",
+    "JanusTarget": "models.janus",
     "JanusCodec": "models.codecs.janus",
+    "ChameleonTarget": "models.chameleon",
+    "ChameleonCodec": "models.codecs.chameleon_vq",
     "DraftHead": "models.head",
 }
 
 # Family -> the module whose `recognise` describes its checkpoints.
 FAMILIES = {
     "llamagen": "models.llamagen",
+    "janus": "models.janus",
+    "chameleon": "models.chameleon",
 }
 
 # Classes of transformers that components may be.

@@ -21,7 +21,7 @@ from ..decoding.sequence import Sequence
 from ..decoding.trace import Recorder
 from ..decoding.types import Drafter, Verifier
 from ..models import loading
-from ..models.target import Conditioning, DiscreteTarget
+from ..models.target import Conditioning, DiscreteTarget, visible, visible_count
 from .options import MethodConfig, unknown_option
 from .output import SpeculativeOutput
 
@@ -30,7 +30,7 @@ Callback = Callable[[Any, int, int, dict[str, Any]], dict[str, Any] | None]
 
 @dataclass
 class Run:
-    """Everything a method needs to set up one call."""
+    """Everything a method needs to set up one call. size: codes of the picture; grid: its lattice of image tokens."""
 
     config: Any
     sampling: Sampling
@@ -40,6 +40,7 @@ class Run:
     negative: list[str] | None
     device: torch.device
     dtype: torch.dtype
+    size: tuple[int, int]
 
 
 @dataclass
@@ -67,7 +68,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     # Target and draft take turns every round, so that the small one stays where it runs.
     _exclude_from_cpu_offload: ClassVar[list[str]] = ["draft_model", "draft_head"]
     _optional_components: ClassVar[list[str]] = ["text_encoder"]
-    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length"]
+    _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length", "counts"]
 
     def __init__(
         self,
@@ -190,8 +191,9 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             output_type: "pil", "np" (float [B, H, W, 3] in 0..1), "pt" ([B, 3, H, W] in 0..1) or "latent" (the codes).
             return_dict: False returns the tuple (images, tokens, traces).
             callback_on_step_end: called after every round with (pipeline, round, tokens committed in every row, dict of the
-            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens); what it
-            returns is ignored. Setting `pipeline._interrupt = True` in it ends the call after the round.
+            tensors named in callback_on_step_end_tensor_inputs: "tokens" [B, N] and "length" [B] of committed tokens, "counts"
+            [3, B] of target forwards, draft tokens judged and accepted so far; None: the first two); what it returns is ignored.
+            Setting `pipeline._interrupt = True` in it ends the call after the round.
             **options: the method's own, see `config_class`.
 
         Returns:
@@ -220,7 +222,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
                 result = self._decode(config, sampling, grid, prompts, negative, seeds, callback_on_step_end, wanted)
                 sequence, recorder, method = result
                 begun = perf_counter()
-                tokens = sequence.tokens[:, 1:].view(-1, *grid)
+                tokens = visible(sequence.tokens[:, 1:], sequence.grid, grid)
                 images = tokens if output_type == "latent" else self._pictures(tokens, output_type)
                 recorder.clock.parts["codec"] += perf_counter() - begun
                 traces = recorder.traces(
@@ -230,6 +232,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
                     config.exact,
                     getattr(method.drafter, "draft_forwards", 0),
                     method.measurable,
+                    grid,
                 )
                 planner = getattr(method.drafter, "planner", None)
                 if isinstance(planner, Planner):
@@ -258,16 +261,28 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     ) -> tuple[Sequence, Recorder, Method]:
         device = self._execution_device
         recorder = Recorder()
-        conditioning = self.target.encode(self.components, prompts, negative, sampling.guided)
-        run = Run(config, sampling, conditioning, grid, prompts, negative, device, conditioning.start.dtype)
-        sequence = self.target.begin(conditioning, grid, sampling, self.scratch(config, device))
+        lattice = self.target.lattice(grid)
+        conditioning = self.target.encode(self.components, prompts, negative, sampling.guided, grid)
+        run = Run(config, sampling, conditioning, lattice, prompts, negative, device, conditioning.start.dtype, grid)
+        sequence = self.target.begin(conditioning, lattice, sampling, self.scratch(config, device))
         method = self.method(run)
+        planner = getattr(method.drafter, "planner", None)
 
         def on_round(sequence: Sequence, recorder: Recorder) -> bool:
             bar.update(sequence.low - 1 - bar.n)
             if callback is not None:
-                tensors = {"tokens": sequence.tokens[:, 1:], "length": sequence.length - 1}
-                callback(self, recorder.rounds - 1, sequence.low - 1, {name: tensors[name] for name in wanted})
+                begun = perf_counter()
+                made = {
+                    "tokens": lambda: visible(sequence.tokens[:, 1:], lattice, grid).flatten(1),
+                    "length": lambda: visible_count(sequence.length - 1, lattice, grid),
+                    "counts": recorder.counts,
+                }
+                done = int(visible_count(torch.tensor(sequence.low - 1), lattice, grid))
+                callback(self, recorder.rounds - 1, done, {name: made[name]() for name in wanted})
+                spent = perf_counter() - begun
+                recorder.clock.callback(spent)
+                if isinstance(planner, Planner):
+                    planner.skip(spent)
             return self._interrupt
 
         with self.progress_bar(total=sequence.limit - 1) as bar:
@@ -317,8 +332,10 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             raise ValueError(f"height and width must be positive multiples of {cell} pixels, got {size[0]} x {size[1]}")
         grid = (size[0] // cell, size[1] // cell)
         if grids and grid not in grids:
-            sizes = ", ".join(f"{h * cell} x {w * cell}" for h, w in grids)
-            raise ValueError(f"this model draws {sizes} pixels (height x width), got {size[0]} x {size[1]}")
+            near = sorted(grids, key=lambda other: abs(other[0] - grid[0]) + abs(other[1] - grid[1]))[:6]
+            sizes = ", ".join(f"{h * cell} x {w * cell}" for h, w in (grids if len(grids) <= 6 else near))
+            which = sizes if len(grids) <= 6 else f"{len(grids)} sizes, nearest are {sizes}"
+            raise ValueError(f"this model draws {which} pixels (height x width), got {size[0]} x {size[1]}")
         return grid
 
     def _prompts(self, prompt: Any, negative: Any, count: int, sampling: Sampling) -> tuple[list[str], list[str] | None]:

@@ -94,7 +94,7 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
         config: SpeculativeConfig = run.config
         shape, dynamic = tree_shape(config.tree, config.length, config.branching, config.total_nodes, run.device)
         scratch = config.length * max(config.branching, 1) + 1
-        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided)
+        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided, run.size)
         own = self.draft_model.begin(conditioning, run.grid, run.sampling, scratch)
         seeded = config.rule == "seeded"
         planner = self.planner(run, LENGTHS, 4) if config.draft_length == AUTO else None

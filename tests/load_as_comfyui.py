@@ -48,12 +48,15 @@ def main():
         sys.meta_path.insert(0, Blocker())
 
     name, module = load(args.folder)
+    torch_at_once = "torch" in sys.modules
     report = {
         "name": name,
         "version": module.__version__,
         "demo": module.DEMO,
-        "nodes": sorted(getattr(module, "NODE_CLASS_MAPPINGS", {})),
-        "torch": "torch" in sys.modules,
+        "torch": torch_at_once,
+        "web": module.WEB_DIRECTORY if hasattr(module, "WEB_DIRECTORY") else None,
+        "nodes": sorted(module.NODE_CLASS_MAPPINGS) if hasattr(module, "NODE_CLASS_MAPPINGS") else [],
+        "names": sorted(module.NODE_DISPLAY_NAME_MAPPINGS),
     }
     if args.draw:
         import torch

@@ -108,7 +108,7 @@ BAD = {
     "unknown word": (["generate", "fxo"], "fox"),
     "unknown method": (["generate", "fox", "--method", "sdj"], "did you mean 'sjd'"),
     "unknown flag": (["generate", "fox", "--tial", "reuse"], "did you mean --tail"),
-    "another method's": (["generate", "fox", "--tree", "chain"], "option of speculative, not of sjd"),
+    "another method's": (["generate", "fox", "--tree", "chain"], "option of cool_sd and speculative, not of sjd"),
     "bad choice": (["generate", "fox", "--rule", "sedeed"], "did you mean 'seeded'"),
     "bad range": (["generate", "fox", "--window", "0"], "window must be between"),
     "clash": (["generate", "fox", "--tail", "reuse"], "rule"),
@@ -193,5 +193,6 @@ def test_info_of_a_folder_without_a_draft(model, tmp_path, capsys):
 
 
 def test_train_help(capsys):
-    assert cli.main(["train", "demo", "--help"]) == 0
-    assert "--smoke" in capsys.readouterr().out
+    for stage in ("demo", "head"):
+        assert cli.main(["train", stage, "--help"]) == 0
+        assert "--smoke" in capsys.readouterr().out

@@ -129,6 +129,7 @@ def test_wheel_holds_every_package_and_data_file(wheel):
     modules = {file for package in packages_of(ROOT) for file in folder_of(package).glob("*.py")}
     data = {file for file in (ROOT / "models" / "demo").rglob("*") if file.is_file() and file.suffix != ".pyc"}
     data |= {file for folder in ("locales", "workflows") for file in (ROOT / folder).rglob("*.json")}
+    data |= set((ROOT / "web").glob("*.css"))
     data |= {file for file in (ROOT / "web" / "comfyui").rglob("*") if file.is_file()}
     expected = {f"foredraft/{file.relative_to(ROOT).as_posix()}" for file in modules | data}
     assert "foredraft/__init__.py" in expected
@@ -166,8 +167,29 @@ def test_loads_by_path_without_importing_torch(node_folder, tmp_path):
     assert report["version"] == PROJECT["project"]["version"]
     assert report["demo"] == str(node_folder / "models" / "demo")
     assert report["foreign"] == []
-    if not report["nodes"]:
-        assert report["torch"] is False
+    assert report["torch"] is False
+    assert {"ForedraftLoadTarget", "ForedraftSJD", "ForedraftSampler"} <= set(report["nodes"])
+    assert report["names"] == report["nodes"]
+    assert report["web"] == "./web/comfyui"
+
+
+def test_a_broken_installation_is_not_a_pack_without_nodes(node_folder, tmp_path):
+    """ComfyUI asks with `hasattr`, which takes an AttributeError for "no"."""
+    (node_folder / "nodes" / "__init__.py").write_text("import json\n\njson.no_such_name\n")
+    with pytest.raises(AssertionError, match="NODE_CLASS_MAPPINGS cannot be loaded"):
+        run(sys.executable, LOADER, node_folder, cwd=tmp_path)
+
+
+def test_what_the_registry_reads():
+    comfy = PROJECT["tool"]["comfy"]
+    assert (comfy["PublisherId"], comfy["DisplayName"]) == ("foredraft", "Foredraft")
+    assert comfy["requires-comfyui"].startswith(">=")
+    assert "web" not in comfy, "with WEB_DIRECTORY the browser would load the extension twice"
+    assert (ROOT / comfy["Icon"]).is_file() or comfy["Icon"].startswith("https://")
+    kept_out = (ROOT / ".comfyignore").read_text(encoding="utf-8").splitlines()
+    for line in kept_out:
+        assert line.startswith("#") or list(ROOT.glob(line.rstrip("/"))), f"{line} is not there"
+    assert not {"nodes/", "models/", "bench/", "web/", "workflows/", "locales/"} & set(kept_out)
 
 
 def test_the_blocker_blocks(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from foredraft.models.codecs.vq import VQCodec
 from foredraft.models.embedded import EmbeddedTarget, WordTokenizer
+from foredraft.models.head import DraftHead
 from foredraft.pipelines import methods
 from foredraft.pipelines.speculative import SpeculativePipeline
 from torch import Tensor
@@ -47,6 +48,23 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("speculative", {"rule": "exact"}),
     ("speculative", {"rule": "exact", "tree": "static", "draft_length": 2}),
     ("speculative", {"rule": "exact", "tree": "dynamic", "total_nodes": 8}),
+    ("cool_sd", {"rule": "annealed"}),
+    ("cool_sd", {"rule": "seeded", "draft_length": 3}),
+    ("cool_sd", {"rule": "seeded", "tree": "static", "draft_length": 3, "total_nodes": 7}),
+    ("cool_sd", {"rule": "seeded", "tree": "dynamic", "draft_length": 3, "total_nodes": 9}),
+    ("cool_sd", {"rule": "exact"}),
+    ("cool_sd", {"rule": "exact", "tree": "static", "draft_length": 2, "total_nodes": 6}),
+    ("cool_sd", {"rule": "uniform", "delta": 2.0, "draft_length": 3}),
+    (
+        "cool_sd",
+        {"rule": "annealed", "schedule": "linear", "clamp": False, "tree": "static", "draft_length": 4, "total_nodes": 8},
+    ),
+    ("cool_sd", {"rule": "lantern", "tree": "dynamic", "k": 1000, "total_nodes": 8, "draft_length": 3}),
+    ("cool_sd", {"rule": "lantern++", "resample": "paper", "k": 4, "draft_length": 3, "tree": "static"}),
+    ("vvs", {"rule": "lantern", "threshold": 0.2, "total_nodes": 6, "draft_length": 3}),
+    ("vvs", {"schedule": "uniform", "interval": 2, "rule": "exact", "selection": "confidence"}),
+    ("vvs", {"schedule": "uniform", "truncate": False, "rule": "lantern++"}),
+    ("vvs", {"schedule": "never", "rule": "annealed", "delta": 2.0}),
 )
 SEEDED = tuple(variant for variant in VARIANTS if variant[0] != "ar" and variant[1].get("rule", "seeded") == "seeded")
 
@@ -74,8 +92,17 @@ def build_parts() -> dict[str, Any]:
         "codec": VQCodec(vocab_size=VOCABULARY, code_dim=4, width=16, upper_width=8).eval(),
         "tokenizer": WordTokenizer(NAMES, COLOURS, words, max_words=8),
         "draft_model": draft,
+        "draft_head": lively_head(target),
         "defaults": DEFAULTS,
     }
+
+
+def lively_head(target: EmbeddedTarget) -> DraftHead:
+    """A head that is sometimes right: it repeats the target's last feature, moved a little by the token that followed."""
+    head = DraftHead.for_target(target).eval()
+    with torch.no_grad():
+        head.fc.weight[:, head.fc.in_features // 2 :].add_(torch.eye(head.fc.out_features))
+    return head
 
 
 def build_pipeline(parts: dict[str, Any], method: str, dtype: torch.dtype | None = None) -> Any:
@@ -94,7 +121,8 @@ def build_pipeline(parts: dict[str, Any], method: str, dtype: torch.dtype | None
 
 def save_family(parts: dict[str, Any], folder: Path) -> Path:
     """The family as a folder."""
-    pipe = SpeculativePipeline(**parts)
+    names = [name for name in (*SpeculativePipeline.component_names(), "defaults") if name in parts]
+    pipe = SpeculativePipeline(**{name: parts[name] for name in names})
     pipe.save_pretrained(folder)
     return folder
 

@@ -1,1 +1,1 @@
-"""Training: the embedded family, rebuilt by `foredraft train demo`."""
+"""Training: the embedded family, rebuilt by `foredraft train demo`, and draft heads, by `foredraft train head`."""

@@ -1,8 +1,8 @@
 """`foredraft train demo`: the embedded family rebuilt from public packages, stage by stage.
 
 pictures -> codec -> token bank -> target, and beside it the draft on ground truth -> the target's own pictures ->
-distilled draft -> the family's folder. Every stage resumes from its checkpoint in the work folder. On a CPU each
-process uses one thread, so two cores are busy while target and draft train side by side.
+distilled draft -> the family's folder -> the draft head. Every stage resumes from its checkpoint in the work folder. On
+a CPU each process uses one thread, so two cores are busy while target and draft train side by side.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .bank import Bank, build_bank
 from .common import half_state, save_whole
 from .data import FAINT, FINE, NARROW, Augmentation, load_pictures, premultiply
 from .distill import DistillRecipe, distill, own_bank
+from .head import train_head
 from .measure import measure
 from .names import COLOURS, MAX_WORDS, NAMES, word_table
 from .target import TargetRecipe, train_on_bank
@@ -102,7 +103,7 @@ def train_demo(
         device: "auto" (a GPU if there is one), or a torch device.
 
     Returns:
-        The figures of `measure`, and the codec's PSNR in dB.
+        The figures of `measure`, the codec's PSNR in dB, and those of `train_head`.
     """
     recipe, out = (SMOKE if smoke else FULL), Path(out_dir)
     base = Path(work_dir) if work_dir is not None else out.with_name(f"{out.name}.work")
@@ -112,7 +113,9 @@ def train_demo(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _stages(recipe, out, Path(data) if data is not None else None, base, work, seed, place)
+        figures = _stages(recipe, out, Path(data) if data is not None else None, base, work, seed, place)
+        head = train_head(out, smoke, base / "head", resume=resume, seed=seed, device=device)
+        return {**figures, **{f"head_{name}": value for name, value in head.items()}}
     finally:
         torch.set_num_threads(threads)
 

@@ -60,7 +60,7 @@ class HeadRecipe:
     depths: tuple[tuple[float, int], ...] = ((0.0, 1), (0.6, 2), (0.85, 4))
     fade: float = 0.9
     feature_weight: float = 1.0
-    steps: int = 2400
+    steps: int = 4000
     batch: int = 8
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
@@ -203,7 +203,7 @@ def losses(
             distance = F.smooth_l1_loss(hidden[:, step:].float(), features[:, step:].float())
             part = (1 - share) * divergence + share * variation + recipe.feature_weight * (1 - share) * distance
             total = total + recipe.fade**step * part
-            overlaps.append(1 - variation.item())
+            overlaps.append(1 - float(variation.detach()))
     return total, overlaps
 
 

@@ -87,7 +87,6 @@ class HeadDrafter(Grower):
             raise ValueError("this sequence has no cache: make it with the head's begin()")
         self.head, self.target, self.own, self.stale = head, target, own, stale
         self._cache, self._repeat = cache, cache.rows // len(own.length)
-        self._fed = torch.full_like(own.tokens, -1)
         self._plans = ChainLayouts(pad, own.prompt, cache.slots, cache.keys.dtype)
         # Additive masks: row k shows drafted node k alone.
         self._single = torch.full((own.scratch, own.scratch), -torch.inf, dtype=cache.keys.dtype, device=pad.device)
@@ -100,8 +99,9 @@ class HeadDrafter(Grower):
         own, before = self.own, self.own.model_seconds
         self._sequence = sequence
         column = own.steps(own.limit)
-        wrong = (self._fed != sequence.tokens) | (column >= sequence.length[:, None] - 1)
-        own.adopt(sequence.tokens, sequence.length, torch.where(wrong, column, own.limit).min(1).values)
+        fed = torch.minimum(own.cached, sequence.length - 1)
+        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
+        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
         draft = self.draft(sequence, noise)
         sequence.draft_seconds += own.model_seconds - before
         return draft
@@ -127,8 +127,8 @@ class HeadDrafter(Grower):
             past = self._plans.keys[:tier] < own.length.repeat(self._repeat)[:, None, None, None]
             base = torch.where(past, self._plans.padding[..., :tier], self._plans.never)
         hidden = self._step(own.tokens.gather(1, columns), self._features(sequence, columns), layout)
-        known = torch.minimum(own.length, sequence.cached + 1)[:, None]
-        self._fed = torch.where(own.steps(own.limit) < known, own.tokens, self._fed)
+        # What was read with a feature that is not final is read again.
+        own.cached = torch.minimum(own.length, sequence.cached + 1)
         self._hidden, self._tier, self._base = hidden[:, -1:], tier, base[..., own.scratch :]
         self._seen, self._depth, self._first = self._single.new_full((1, 1, own.scratch), -torch.inf), 0, 0
         self._place = (own.length - 1)[:, None]
@@ -180,17 +180,22 @@ class HeadDrafter(Grower):
             log_p = apply_grammar(log_p, index.expand(-1, log_p.shape[1]), own.forced)
         return Scores(log_p, index, span, contiguous=own.low == own.high)
 
-    def _features(self, sequence: Sequence, columns: Tensor) -> Tensor:
-        """The target's features of the columns before columns [B, T]: [R, T, D]; zero before a column 0 without a prompt."""
-        cache, bare = sequence.cache, self.own.bare
-        if cache is None or bare is None:
-            raise ValueError("no features here")
+    def sources(self, sequence: Sequence, columns: Tensor) -> Tensor:
+        """Whose features are read for columns [B, T]: the columns before, or what stands for them; -1 = the prompt's last."""
         source = columns - 1
         if sequence.pending > 1:
             final = sequence.cached[:, None]
             missing = sequence.length[:, None] - 1 - final
             older = source - missing if self.stale == "recent" else final - 1
             source = torch.where(source < final, source, older).clamp_(min=-1)
+        return source
+
+    def _features(self, sequence: Sequence, columns: Tensor) -> Tensor:
+        """The target's features of the columns before columns [B, T]: [R, T, D]; zero before a column 0 without a prompt."""
+        cache, bare = sequence.cache, self.own.bare
+        if cache is None or bare is None:
+            raise ValueError("no features here")
+        source = self.sources(sequence, columns)
         source = source.repeat(self._repeat, 1)
         first = torch.arange(cache.rows, device=source.device)[:, None] * cache.slots
         flat = (source + sequence.prompt).clamp_(min=0) + first

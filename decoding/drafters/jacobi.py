@@ -173,12 +173,12 @@ class JacobiDrafter:
             return inverse_cdf(p, noise.uniform(index, TAIL, salt, p.dtype))
         uniform, coin = noise.uniform_pair(index, TAIL, salt, p.dtype)
         window, p_x, q_x = draft.nodes, scores.likelihood(draft.tokens), draft.likelihood()
-        if q_x is None:
+        q = draft.q if self.tail == "coupled" else q_x
+        if q is None or q_x is None:
             raise ValueError(f"tail {self.tail!r} needs the law of the last window")
         if self.tail == "reuse":
             keep, law = p_x > self.tau * q_x, p
         else:
-            q = draft.q
             keep = coin[:, :window] * q_x < p_x
             law = torch.cat((normalised((p[:, :window] - q).clamp_(min=0.0), p[:, :window]), p[:, window:]), 1)
         fresh = inverse_cdf(law, uniform)

@@ -206,6 +206,15 @@ def unstruck(p: Tensor, codes: Tensor, parent: Tensor, rank: Tensor) -> Tensor:
     return p[:, parent]
 
 
+def unnormalised(p: Tensor, codes: Tensor, parent: Tensor, rank: Tensor) -> Tensor:
+    """Fault: q of a sibling is struck of the siblings before it and not renormalised."""
+    laws = p[:, parent]
+    for earlier in range(int(rank.max())):
+        later = (rank > earlier)[:, None]
+        laws = torch.where(later, laws.scatter(2, codes[:, parent, earlier][..., None], 0.0), laws)
+    return laws
+
+
 def draft_noise_stop(law: Tensor, scores: Scores, index: Tensor, noise: Noise) -> Tensor:
     """Fault: the recovered token is drawn with the noise that drew the draft."""
     log_e = noise.log_exponential(index[:, None], law.shape[-1], DRAW, dtype=torch.float64)[:, 0]

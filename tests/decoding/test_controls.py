@@ -26,6 +26,7 @@ from .stand_ins import (
     Tampered,
     draft_noise_stop,
     model_drafter,
+    unnormalised,
     unstruck,
 )
 from .tabular import SAMPLES, Fit, TabularTarget, check_law, fit, jacobi_law, random_table, run, sequence_law
@@ -79,11 +80,12 @@ def test_seeded_decoding_forgives_a_dropped_draft():
     assert measured(drafter(), verifier()).passes
 
 
-def test_unstruck_siblings_are_found(monkeypatch):
-    monkeypatch.setattr(grow_module, "struck", unstruck)
+@pytest.mark.parametrize("fault", [unstruck, unnormalised])
+def test_siblings_with_a_wrong_law_are_found(fault, monkeypatch):
+    monkeypatch.setattr(grow_module, "struck", fault)
     for branching in ((3,), (2, 2)):
         result = measured(model_drafter(DRAFT, SAMPLES, tree=static_tree(balanced_paths(branching))), Walk(Exact()))
-        print(f"unstruck siblings {branching}: {result}")
+        print(f"{fault.__name__} {branching}: {result}")
         assert not result.passes and result.tv > result.bound and result.z > 20, str(result)
 
 

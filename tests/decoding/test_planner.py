@@ -53,6 +53,25 @@ def test_a_change_of_mind_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(planner, 600, 0.0, 1.0, 0.1, monkeypatch)[-60:].count(0) > 30
 
 
+def test_seconds_that_somebody_else_spends_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback that takes long after some rounds changes no choice; the control, which does not tell, chooses otherwise."""
+
+    def choices(telling: bool, pause: float) -> list[int]:
+        now, chosen, planner = [0.0], [], Planner(LENGTHS, 8)
+        monkeypatch.setattr(planning, "perf_counter", lambda: now[0])
+        for number in range(300):
+            length = planner.choose()
+            chosen.append(length)
+            planner.note([length // 2])
+            spent = pause if length > 8 and number % 3 else 0.0
+            now[0] += 1.0 + 0.01 * length + spent
+            if telling:
+                planner.skip(spent)
+        return chosen
+
+    assert choices(True, 50.0) == choices(True, 0.0) != choices(False, 50.0)
+
+
 def test_only_seeded_decoding_may_follow_the_clock() -> None:
     """Timing must never change a picture."""
     with pytest.raises(ValueError, match="clock"):

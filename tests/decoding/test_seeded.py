@@ -5,6 +5,7 @@ Also: a row run alone is the row of the batch, and grammar-forced tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -150,6 +151,9 @@ def assert_same_trace(one: Trace, other: Trace) -> None:
     a, b = asdict(one), asdict(other)
     for name in ("seconds", "parts", "batch"):
         del a[name], b[name]
-    for name in ("probability", "min_margin", "relaxation_per_token"):
-        assert torch.allclose(torch.tensor(a.pop(name)), torch.tensor(b.pop(name)), atol=1e-6)
+    assert (a["expected_length"] is None) == (b["expected_length"] is None)
+    for name in ("probability", "min_margin", "relaxation_per_token", "expected_length"):
+        mine, its = (torch.tensor(math.nan if t[name] is None else t[name]) for t in (a, b))
+        assert torch.allclose(mine, its, atol=1e-6, equal_nan=True)
+        del a[name], b[name]
     assert a == b

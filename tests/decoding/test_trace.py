@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import asdict
 
 import pytest
@@ -192,3 +193,15 @@ def test_the_clock_splits_the_whole():
     assert sum(trace.parts.values()) == pytest.approx(trace.seconds)
     assert trace.parts["target"] > 0 and trace.parts["draft_model"] == 0.0
     assert 0 < trace.engine_share < 1
+
+
+def test_a_callback_is_on_the_clock_apart():
+    """Its seconds are booked under `callback` and fall into no lap."""
+    sequence = begin(TARGET, UNEQUAL, (3, 4), Sampling())
+    clock = Clock()
+    begun = time.perf_counter()
+    time.sleep(0.2)
+    spent = time.perf_counter() - begun
+    clock.callback(spent)
+    clock.lap("other", sequence)
+    assert clock.parts["callback"] == spent and 0 <= clock.parts["other"] < 0.2

@@ -333,7 +333,7 @@ def test_the_text_encoder_is_transformers(parts: dict[str, Any], originals: dict
     model, ids = T5ForConditionalGeneration.from_pretrained(place), AutoTokenizer.from_pretrained(place)("a red apple")
     wanted = model.encoder(torch.tensor([ids["input_ids"]])).last_hidden_state[0]
     target = parts["target"]
-    conditioning = target.encode(parts, ["a red apple"], None, False)
+    conditioning = target.encode(parts, ["a red apple"], None, False, (16, 16))
     assert len(wanted) == 4 and conditioning.prefix.shape[1] == 3
     assert torch.allclose(conditioning.start[0], target.caption(wanted[None], False)[0, -1], atol=1e-5)
 

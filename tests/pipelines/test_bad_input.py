@@ -220,7 +220,7 @@ def test_a_draft_of_another_codebook(parts: dict[str, Any], folder: Any) -> None
     config = dict(parts["draft_model"].config)
     other = EmbeddedTarget.from_config({**config, "vocab_size": 32})
     for build in (
-        lambda: SpeculativePipeline(**{**parts, "draft_model": other}),
+        lambda: build_pipeline({**parts, "draft_model": other}, "speculative"),
         lambda: SpeculativePipeline.from_pretrained(folder, draft_model=other),
         lambda: SpeculativePipeline.from_pipe(build_pipeline(parts, "sjd"), draft_model=other),
     ):

@@ -178,6 +178,23 @@ def test_callback_tensor_inputs(pipe: Pipe, wanted: list[str]) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+def test_running_counts_end_as_the_traces(pipe: Pipe, variant: tuple[str, dict[str, Any]]) -> None:
+    seen: list[Tensor] = []
+    out = pipe(variant[0])(
+        ["fox", "cat"],
+        generator=generators(1, 2),
+        output_type="latent",
+        callback_on_step_end=lambda pipeline, number, low, tensors: seen.append(tensors["counts"]),
+        callback_on_step_end_tensor_inputs=["counts"],
+        **variant[1],
+    )
+    assert seen[0].shape == (3, 2) and seen[0][0].tolist() == [1, 1]
+    assert all((after >= before).all() for before, after in zip(seen, seen[1:], strict=False))
+    for row, trace in enumerate(out.traces):
+        assert seen[-1][:, row].tolist() == [trace.target_forwards, trace.judged, trace.accepted]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_an_interrupted_call_leaves_the_pipeline_as_it_was(pipe: Pipe, variant: tuple[str, dict[str, Any]]) -> None:
     run, options = pipe(variant[0]), variant[1]
     whole = codes(run, ["fox", "cat"], generator=generators(1, 2), **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -36,16 +37,17 @@ def test_fields_and_arithmetic(pipe: Pipe, variant: tuple[str, dict[str, Any]]) 
         assert all(hasattr(trace, name) for name in FIELDS)
         assert trace.method == variant[0] and trace.exact is config.exact and trace.batch == 4
         assert trace.complete and trace.tokens == 64 and trace.grid == (8, 8)
-        assert trace.target_forwards == trace.rounds
+        assert trace.target_forwards == trace.rounds or variant[0] == "vvs"
+        assert trace.skip_ratio == 1 - trace.target_forwards / trace.rounds and (trace.unverified > 0) == (trace.skip_ratio > 0)
         assert trace.tokens_per_forward == 64 / trace.target_forwards
         assert trace.mean_acceptance_length == 64 / trace.rounds
         assert 0 <= trace.accepted <= trace.judged <= trace.drafted
         assert trace.acceptance_rate == (trace.accepted / trace.judged if trace.judged else 0.0)
-        # A round commits what it accepted and one token more, except where the image ends in between.
-        assert 0 <= trace.accepted + trace.rounds - 64 <= 1
+        # A verified round commits what it accepted and one token more, except where the image ends in between.
+        assert 0 <= trace.accepted + trace.target_forwards + trace.unverified - 64 <= 1
         assert trace.seconds == pytest.approx(sum(trace.parts.values())) and trace.seconds > 0
         assert 0 <= trace.engine_share <= 1 and trace.parts["target"] > 0
-        assert (trace.draft_forwards > 0) == (variant[0] == "speculative") == (trace.parts["draft_model"] > 0)
+        assert (trace.draft_forwards > 0) == (variant[0] in ("speculative", "cool_sd", "vvs")) == (trace.parts["draft_model"] > 0)
 
 
 def test_plain_decoding_counts(pipe: Pipe) -> None:
@@ -60,17 +62,19 @@ def test_plain_decoding_counts(pipe: Pipe) -> None:
 def test_maps(pipe: Pipe, variant: tuple[str, dict[str, Any]]) -> None:
     for trace in draw(pipe, variant).traces:
         rounds, runs, sources = (torch.tensor(getattr(trace, name)).flatten() for name in ("round", "run", "source"))
-        chance = torch.tensor(trace.probability)
+        unverified = sources == SOURCES.index("unverified")
+        chance = torch.tensor([[1.0 if value is None else value for value in line] for line in trace.probability])
+        assert [value is None for line in trace.probability for value in line] == unverified.tolist()
         assert chance.shape == (8, 8) and bool(((chance > 0) & (chance <= 1)).all())
         assert rounds[0] == 0 and bool((rounds.diff() >= 0).all()) and bool((rounds.diff() <= 1).all())
         assert int(rounds[-1]) + 1 == trace.rounds
         sizes = torch.bincount(rounds)
         assert torch.equal(runs, sizes[rounds]) and int(sizes.sum()) == 64
         accepted = sources == SOURCES.index("accepted")
-        # Every round ends with the one token that was not drafted, unless the image ended first.
-        assert int(accepted.sum()) in (trace.accepted, trace.accepted - 1)
-        ends = torch.cat((rounds.diff() > 0, torch.tensor([trace.accepted + trace.rounds == 64])))
-        assert torch.equal(accepted[:-1], ~ends[:-1])
+        # Every verified round ends with the one token that was not drafted, unless the image ended first.
+        assert int(accepted.sum()) in (trace.accepted, trace.accepted - 1) and int(unverified.sum()) == trace.unverified
+        ends = rounds.diff() > 0
+        assert torch.equal(accepted[:-1] | unverified[:-1], ~ends | unverified[:-1])
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
@@ -91,15 +95,18 @@ def test_probability_is_the_targets(pipe: Pipe, variant: tuple[str, dict[str, An
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_margin_and_relaxation(pipe: Pipe, variant: tuple[str, dict[str, Any]]) -> None:
+    exact = pipe(variant[0]).config_class(**variant[1]).exact
     for trace in draw(pipe, variant).traces:
         rule, tail = variant[1].get("rule", "seeded"), variant[1].get("tail")
+        assert (trace.expected_length is None) == (rule == "seeded")
+        assert trace.expected_length is None or 1 <= trace.expected_length < 9
         if rule == "seeded":
             assert 0 < trace.min_margin < 1, "the closest of 64 calls"
         else:
             assert trace.min_margin == math.inf
-        if tail == "reuse":
+        if tail == "reuse" or trace.skip_ratio:
             assert trace.relaxation_per_token is None
-        elif rule == "clustered":
+        elif not exact:
             assert trace.relaxation_per_token is not None and trace.relaxation_per_token >= 0
         else:
             assert trace.relaxation_per_token == 0
@@ -145,3 +152,15 @@ def test_an_unknown_heat_map_is_named(pipe: Pipe) -> None:
     with pytest.raises(ValueError, match="runs") as error:
         pipe("sjd")("fox").traces[0].heatmap(kind="runs")
     assert "probability" in str(error.value)
+
+
+def test_time_in_the_callback_is_nobody_elses(pipe: Pipe) -> None:
+    """A slow callback shows in its own part, not in `own_seconds` and not in the engine's share."""
+
+    def slow(*_: Any) -> None:
+        time.sleep(0.03)
+
+    trace = pipe("sjd")("fox", generator=torch.Generator().manual_seed(0), callback_on_step_end=slow).traces[0]
+    assert trace.parts["callback"] >= 0.03 * trace.rounds and trace.parts["other"] < 0.03 * trace.rounds
+    assert trace.own_seconds == pytest.approx(trace.seconds - trace.parts["callback"])
+    assert Trace.from_json(trace.to_json()) == trace and trace.summary()["own_seconds"] == trace.own_seconds

@@ -135,9 +135,10 @@ def test_distillation_raises_the_overlap(tmp_path, bank):
         target.head.weight.mul_(10)
     target.eval()
     recipe = DistillRecipe(own_pictures=8, sample_batch=8, steps=40, batch=4, other_rate=0.05, save_every=20)
-    own = own_bank(target, recipe, tmp_path / "own.pt", 0)
+    ways = [Sampling(guidance_scale=1.5)]
+    own = own_bank(target, recipe.own_pictures, recipe.sample_batch, ways, tmp_path / "own.pt", 0)
     assert len(own) == 8
-    assert torch.equal(own_bank(target, recipe, tmp_path / "own.pt", 0).tokens, own.tokens)
+    assert torch.equal(own_bank(target, 8, 8, ways, tmp_path / "own.pt", 0).tokens, own.tokens)
     draft = model(layers=1, guided=True)
     before = overlap(draft.eval(), target, own, recipe.guidance, 8)
     after = overlap(distill(draft, target, bank, own, recipe, tmp_path / "d.pt", 0, CPU), target, own, 1.5, 8)
