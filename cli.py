@@ -306,9 +306,54 @@ def train(options: argparse.Namespace) -> int:
     return head.run(options) if options.what == "head" else demo.run(options)
 
 
+def add_convert(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `foredraft convert`."""
+    from .bench.arguments import DTYPES
+    from .models.loading import FAMILIES
+
+    parser.add_argument("family", metavar="FAMILY", help=f"{', '.join(FAMILIES)}")
+    parser.add_argument("source", help="original file or folder, transformers folder, Hub id, or owner/name/file.pt on the Hub")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to make (default: FAMILY-<name of the source>)")
+    parser.add_argument(
+        "--component",
+        action="append",
+        default=[],
+        metavar="NAME=PLACE",
+        help="where a component lies, for example codec=vq_ds16_t2i.pt or text_encoder=google/flan-t5-xl; may be repeated",
+    )
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they are stored)")
+
+
+def convert(options: argparse.Namespace) -> None:
+    """Convert a checkpoint; interrupted or failed, nothing is left."""
+    import signal
+
+    import torch
+
+    from .bench.describe import describe
+    from .models.convert import convert as run
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    named = {}
+    for text in options.component:
+        name, sign, place = text.partition("=")
+        if not (name and sign and place):
+            raise UsageError(f"--component is NAME=PLACE, got {text!r}")
+        named[name] = place
+    out = options.out or Path(f"{options.family}-{Path(options.source).stem or 'model'}")
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        folder = run(options.source, out, options.family, named, getattr(torch, options.dtype) if options.dtype else None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(describe(folder))
+
+
 def add_info(parser: argparse.ArgumentParser) -> None:
     """Arguments of `foredraft info`."""
-    parser.add_argument("path", nargs="?", help="folder or Hub id (default: the embedded family)")
+    parser.add_argument("path", nargs="?", help="folder, checkpoint or Hub id (default: the embedded family)")
 
 
 def info(options: argparse.Namespace) -> None:
@@ -325,7 +370,8 @@ COMMANDS: dict[str, Command] = {
     "bench": ("measure speed-ups and where the time goes", add_bench, bench),
     "demo": ("race, explore and compare methods in the browser", add_demo, demo),
     "train": ("rebuild the embedded model family, or train a draft head", add_train, train),
-    "info": ("describe a model folder", add_info, info),
+    "convert": ("turn a checkpoint into a folder of safetensors", add_convert, convert),
+    "info": ("describe a model folder or a checkpoint", add_info, info),
 }
 
 

@@ -257,9 +257,9 @@ def likelihood(family: Family, case: Case, prompts: list[str], tokens: Tensor) -
     pipeline = family.pipeline(case.method)
     names = ("guidance_scale", "temperature", "top_k", "top_p")
     sampling, target = pipeline._sampling(*(case.call.get(name) for name in names)), pipeline.target
-    height, width = pipeline._grid(case.call.get("height"), case.call.get("width"))
-    conditioning = target.encode(pipeline.components, prompts, None, sampling.guided)
-    sequence = target.begin(conditioning, (height, width), sampling, tokens.shape[1])
+    grid = pipeline._grid(case.call.get("height"), case.call.get("width"))
+    conditioning = target.encode(pipeline.components, prompts, None, sampling.guided, grid)
+    sequence = target.begin(conditioning, target.lattice(grid), sampling, tokens.shape[1])
     draft = Draft(tokens.to(sequence.tokens.device))
     log_p = target.score(sequence, draft).log_p[:, :-1].gather(2, draft.tokens[..., None])[..., 0]
     return log_p.double().clamp(min=math.log(1e-12)).mean(1).float().cpu()

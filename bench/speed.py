@@ -82,7 +82,7 @@ def fits(family: Family, method: str) -> bool:
     from ..models.loading import read_index
 
     index = read_index(family.folder)
-    return method in methods() and all(part in index for part in methods()[method].component_names())
+    return method in methods() and all(part in index for part in methods()[method].required_components())
 
 
 def ratios(title: str, results: list[Result]) -> list[list[str]]:

@@ -21,7 +21,7 @@ PARTS = ("target", "draft_model", "draft", "verify", "other", "codec", "callback
 
 @dataclass
 class Trace:
-    """The record of one image of H x W tokens.
+    """The record of one image of H x W tokens. Tokens that the grammar adds to a picture's codes (row ends) are left out.
 
     round, run, source, probability: nested lists [H][W]. round: which round committed the token (from 0); run: how many tokens
     were committed together with it; source: an index into `SOURCES`; probability: the target's p of the token (1 where forced,
@@ -238,8 +238,10 @@ class Recorder:
         exact: bool,
         draft_forwards: int = 0,
         measurable: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> list[Trace]:
-        """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None."""
+        """One Trace per image. measurable False: the relaxation's cost is unknown and reported as None. size: rows and columns of
+        the sequence's grid that the picture shows (None: all of them)."""
         rows, count = sequence.tokens.shape[0], sequence.limit - 1
         maps, margins, totals, cost, expected = self._totals(rows, count)
         if sequence.forced is not None:
@@ -249,12 +251,12 @@ class Recorder:
             run = leading.sum(1, keepdim=True).double().expand_as(leading)
             for name, value in (("round", run * 0), ("run", run), ("source", run * 0 + FORCED), ("p", run * 0 + 1)):
                 maps[name][:, :count] = torch.where(leading, value, maps[name][:, :count])
-        height, width = sequence.grid
+        height, width = sequence.grid if size is None else size
         seconds = sum(self.clock.parts.values())
         traces = []
         for row in range(rows):
             rounds, forwards, drafted, judged, accepted = totals[:, row].tolist()
-            grid = {name: plane[row, :count].view(height, width) for name, plane in maps.items()}
+            grid = {name: plane[row, :count].view(sequence.grid)[:height, :width] for name, plane in maps.items()}
             margin = margins[row, :count]
             traces.append(
                 Trace(

@@ -21,7 +21,11 @@ from ..decoding.layout import Layout
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Shape of a decoder. `kv_heads` < `heads` is grouped-query attention; `head_dim` defaults to dim / heads."""
+    """Shape of a decoder. `kv_heads` < `heads` is grouped-query attention; `head_dim` defaults to dim / heads.
+
+    qk_norm: queries and keys are normalised, per head (False: not; True: by `norm`, one gain for all heads; "heads": LayerNorm
+    with a gain and a bias of each head's own). post_norm: the branches' outputs are normalised, not their inputs.
+    """
 
     dim: int
     layers: int
@@ -32,7 +36,8 @@ class BackboneConfig:
     norm: str = "rms"
     eps: float = 1e-5
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    post_norm: bool = False
 
     @property
     def width(self) -> int:
@@ -52,6 +57,18 @@ def make_norm(kind: str, dim: int, eps: float) -> nn.Module:
     if kind == "layer":
         return nn.LayerNorm(dim, eps=eps, bias=False)
     raise ValueError(f"unknown norm {kind!r}; choose 'rms' or 'layer'")
+
+
+class HeadNorm(nn.Module):
+    """LayerNorm over the features of each head of [..., heads, width], with a gain and a bias per head (Chameleon)."""
+
+    def __init__(self, heads: int, width: int, eps: float = 1e-5):
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(heads, width)), nn.Parameter(torch.zeros(heads, width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., heads, width] -> the same."""
+        return F.layer_norm(x, x.shape[-1:], eps=self.eps) * self.weight + self.bias
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
@@ -75,8 +92,13 @@ class Attention(nn.Module):
         self.heads, self.groups, self.width = config.heads, config.groups, config.width
         self.qkv = nn.Linear(config.dim, (self.heads + 2 * self.groups) * self.width, bias=config.qkv_bias)
         self.out = nn.Linear(self.heads * self.width, config.dim, bias=False)
-        self.q_norm = make_norm(config.norm, self.width, config.eps) if config.qk_norm else None
-        self.k_norm = make_norm(config.norm, self.width, config.eps) if config.qk_norm else None
+        self.q_norm = self._make_norm(config, self.heads)
+        self.k_norm = self._make_norm(config, self.groups)
+
+    def _make_norm(self, config: BackboneConfig, heads: int) -> nn.Module | None:
+        if config.qk_norm == "heads":
+            return HeadNorm(heads, self.width)
+        return make_norm(config.norm, self.width, config.eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor, cache: Cache | None, layer: int, layout: Layout | None) -> Tensor:
         """x [R, T, D] -> [R, T, D]; mask additive float [R or 1, 1, T, S] over the keys that are read."""
@@ -101,10 +123,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and SwiGLU, each on the normalised residual stream."""
+    """Attention and SwiGLU, each on the normalised residual stream, or with post_norm on the stream as it is."""
 
     def __init__(self, config: BackboneConfig):
         super().__init__()
+        self.post_norm = config.post_norm
         self.attention_norm = make_norm(config.norm, config.dim, config.eps)
         self.attention = Attention(config)
         self.ffn_norm = make_norm(config.norm, config.dim, config.eps)
@@ -113,9 +136,15 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor, mask: Tensor, cache: Cache | None, layer: int, layout: Layout | None) -> Tensor:
         """x [R, T, D] -> [R, T, D]."""
+        if self.post_norm:
+            x = x + self.attention_norm(self.attention(x, rotary, mask, cache, layer, layout))
+            return x + self.ffn_norm(self._feed(x))
         x = x + self.attention(self.attention_norm(x), rotary, mask, cache, layer, layout)
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self._feed(self.ffn_norm(x))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(F.silu(gate) * up)
 
 
 class Backbone(nn.Module):

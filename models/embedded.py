@@ -167,7 +167,14 @@ class EmbeddedTarget(DiscreteTarget):
         slots = torch.arange(prompt_ids.shape[1] - 1, -1, -1, device=prompt_ids.device)
         return self.word_table(prompt_ids) + self.slot_table(slots)
 
-    def encode(self, components: dict[str, Any], prompts: list[str], negative: list[str] | None, guided: bool) -> Conditioning:
+    def encode(
+        self,
+        components: dict[str, Any],
+        prompts: list[str],
+        negative: list[str] | None,
+        guided: bool,
+        grid: tuple[int, int],
+    ) -> Conditioning:
         """Prompts -> Conditioning, with the word table among the pipeline's components."""
         tokenizer: WordTokenizer = components["tokenizer"]
         if len(tokenizer.words) >= self.config.words:

@@ -34,9 +34,9 @@ from .target import Conditioning, DiscreteTarget
 class DraftHead(ModelMixin, ConfigMixin):
     """One or more decoder layers over fc([embedding; feature]).
 
-    first_norm: the first layer normalises its input (the published heads' does not). final_norm: predictions are normalised.
+    first_norm: the first layer normalises its input (LlamaGen's heads' does not). final_norm: predictions are normalised.
     vocab_size: codes of the head's own frozen embedding, None = the target's embedding is used. text: what stands for the
-    embeddings of the prompt: "prompt" the target's own, "zero" those of code 0 (the published heads).
+    embeddings of the prompt: "prompt" the target's own, "zero" those of code 0 (LlamaGen's heads). qk_norm: see `BackboneConfig`.
     """
 
     @register_to_config
@@ -54,11 +54,12 @@ class DraftHead(ModelMixin, ConfigMixin):
         final_norm: bool = False,
         vocab_size: int | None = None,
         text: str = "prompt",
+        qk_norm: bool | str = False,
     ):
         super().__init__()
         if text not in ("prompt", "zero"):
             raise ValueError(f"unknown text {text!r}; choose 'prompt' or 'zero'")
-        self.shape = BackboneConfig(dim, layers, heads, ffn, kv_heads, norm=norm, eps=eps, qkv_bias=qkv_bias)
+        self.shape = BackboneConfig(dim, layers, heads, ffn, kv_heads, norm=norm, eps=eps, qkv_bias=qkv_bias, qk_norm=qk_norm)
         self.codes = nn.Embedding(vocab_size, dim) if vocab_size else None
         self.fc = nn.Linear(2 * dim, dim)
         blocks = [Block(self.shape) for _ in range(layers)]
@@ -179,7 +180,8 @@ class DraftHead(ModelMixin, ConfigMixin):
     def step(self, target: DiscreteTarget, own: HeadSequence, tokens: Tensor, features: Tensor, layout: Layout) -> Tensor:
         """One forward over tokens [B, T] in layout.columns, features [R, T, D] of the columns before: predictions [R, T, D]."""
         columns = layout.columns
-        x, rotary = self.embed(target, tokens), target.rotary(columns, own.grid)
+        x = target.embed_at(tokens, columns, own.grid) if self.codes is None else self.codes(tokens)
+        rotary = target.rotary(columns, own.grid)
         repeat = features.shape[0] // tokens.shape[0]
         if repeat > 1:
             x = x.repeat(repeat, 1, 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from diffusers import ConfigMixin, ModelMixin
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor
 
 from ..decoding.cache import Cache
@@ -39,16 +40,42 @@ class Conditioning:
     rows: int
 
 
+def visible(tokens: Tensor, lattice: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """The picture's codes [B, h, w] among the image tokens [B, N] of a lattice."""
+    return tokens.view(-1, *lattice)[:, : grid[0], : grid[1]]
+
+
+def visible_count(tokens: Tensor, lattice: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """How many of the picture's codes are among the first tokens [B] of a lattice: [B]."""
+    rows = torch.div(tokens, lattice[1], rounding_mode="floor")
+    return rows * grid[1] + (tokens % lattice[1]).clamp(max=grid[1])
+
+
 class DiscreteTarget(ModelMixin, ConfigMixin):
     """A decoder over codes. Subclasses define `backbone`, `embed`, `logits`, `rotary`, `prompt_rotary` and `encode`."""
 
     backbone: Backbone
     vocab_size: int
     guided_draft = False
+    quantization: str | None = None
+
+    @property
+    def home(self) -> torch.device:
+        """Where inputs must lie: the device forwards run on, wherever offloading keeps the weights in the meantime."""
+        for module in self.modules():
+            device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+        return self.device
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of codes [..., T] -> [..., T, D]."""
         raise TypeError(f"{type(self).__name__} does not say how its tokens are embedded")
+
+    def embed_at(self, tokens: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Input embeddings of tokens [B, T] in columns [B, T] of a lattice: [B, T, D]. A family whose forced columns hold no code
+        says here what stands in them."""
+        return self.embed(tokens)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Output head: features [..., D] -> [..., V]."""
@@ -62,14 +89,35 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
         """Rotary factors (complex [1, P, hd / 2]) of the prompt's slots."""
         raise TypeError(f"{type(self).__name__} does not say where its prompt is")
 
-    def encode(self, components: dict[str, Any], prompts: list[str], negative: list[str] | None, guided: bool) -> Conditioning:
-        """Prompts (and negative prompts, None = the family's unconditional prompt) -> Conditioning of B or, guided, 2B rows."""
+    def encode(
+        self,
+        components: dict[str, Any],
+        prompts: list[str],
+        negative: list[str] | None,
+        guided: bool,
+        grid: tuple[int, int],
+    ) -> Conditioning:
+        """Prompts (and negative prompts, None = the family's unconditional prompt) -> Conditioning of B or, guided, 2B rows.
+
+        grid: codes of the picture (rows, columns), which some families name in the prompt.
+        """
         raise TypeError(f"{type(self).__name__} does not say how prompts are read")
 
+    def lattice(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Image tokens (rows, columns) of a picture of `grid` codes; the codes are the first columns, all others are forced.
+
+        Raises ValueError where the model cannot draw such a grid.
+        """
+        return grid
+
     def forced(self, grid: tuple[int, int]) -> Tensor | None:
-        """Grammar: the token forced at each image-token index, -1 where the model chooses [N]; None = nothing is forced."""
+        """Grammar: the token forced at each index of a lattice, -1 where the model chooses [N]; None = nothing is forced.
+
+        A forced column that holds no code (a row end) is forced to code 0, and `embed_at` gives it the embedding it has.
+        """
         return None
 
+    @apply_forward_hook
     @torch.inference_mode()
     def begin(
         self,
@@ -80,7 +128,8 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
     ) -> Sequence:
         """A fresh sequence with the prompt in its cache.
 
-        scratch: the largest number of draft nodes a round may feed. The prompt's prefill is not counted as a target forward.
+        grid: the lattice. scratch: the largest number of draft nodes a round may feed. The prompt's prefill is not counted as a
+        target forward.
         """
         rows, prompt = conditioning.prefix.shape[:2]
         count = grid[0] * grid[1]
@@ -166,7 +215,7 @@ class DiscreteTarget(ModelMixin, ConfigMixin):
         fed = sequence.tokens.gather(1, columns[:, :pending])
         if draft.nodes:
             fed = torch.cat((fed, draft.tokens), 1)
-        x, rotary = self.embed(fed), self.rotary(columns, sequence.grid)
+        x, rotary = self.embed_at(fed, columns, sequence.grid), self.rotary(columns, sequence.grid)
         repeat = 1 if sequence.cache is None else sequence.cache.rows // fed.shape[0]
         if repeat > 1:
             x = x.repeat(repeat, 1, 1)

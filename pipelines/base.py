@@ -21,7 +21,7 @@ from ..decoding.sequence import Sequence
 from ..decoding.trace import Recorder
 from ..decoding.types import Drafter, Verifier
 from ..models import loading
-from ..models.target import Conditioning, DiscreteTarget
+from ..models.target import Conditioning, DiscreteTarget, visible, visible_count
 from .options import MethodConfig, unknown_option
 from .output import SpeculativeOutput
 
@@ -30,7 +30,7 @@ Callback = Callable[[Any, int, int, dict[str, Any]], dict[str, Any] | None]
 
 @dataclass
 class Run:
-    """Everything a method needs to set up one call."""
+    """Everything a method needs to set up one call. size: codes of the picture; grid: its lattice of image tokens."""
 
     config: Any
     sampling: Sampling
@@ -40,6 +40,7 @@ class Run:
     negative: list[str] | None
     device: torch.device
     dtype: torch.dtype
+    size: tuple[int, int]
 
 
 @dataclass
@@ -59,21 +60,31 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         codec: tokens <-> pixels.
         tokenizer: prompts -> ids.
         defaults: the family's sampling defaults: guidance_scale, temperature, top_k, top_p, grids, window.
+        text_encoder: for families that read text through one; None for the others.
     """
 
     config_class: ClassVar[type[MethodConfig]]
-    model_cpu_offload_seq = "draft_model->target->codec"
-    _optional_components: ClassVar[list[str]] = []
+    model_cpu_offload_seq = "text_encoder->target->codec"
+    # Target and draft take turns every round, so that the small one stays where it runs.
+    _exclude_from_cpu_offload: ClassVar[list[str]] = ["draft_model", "draft_head"]
+    _optional_components: ClassVar[list[str]] = ["text_encoder"]
     _callback_tensor_inputs: ClassVar[list[str]] = ["tokens", "length", "counts"]
 
-    def __init__(self, target: DiscreteTarget, codec: Any, tokenizer: Any, defaults: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        target: DiscreteTarget,
+        codec: Any,
+        tokenizer: Any,
+        defaults: dict[str, Any] | None = None,
+        text_encoder: Any = None,
+    ):
         super().__init__()
         if codec.config.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the codec has {codec.config.vocab_size} codes and the target {target.vocab_size}: "
                 "they must share one codebook, load a codec made for this target"
             )
-        self.register_modules(target=target, codec=codec, tokenizer=tokenizer)
+        self.register_modules(target=target, codec=codec, tokenizer=tokenizer, text_encoder=text_encoder)
         self.register_to_config(defaults=defaults or {})
         self.image_processor = VaeImageProcessor(vae_scale_factor=codec.config.downsample)
         self._interrupt = False
@@ -87,27 +98,36 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
         return [name for name in inspect.signature(cls.__init__).parameters if name not in ("self", "defaults")]
 
     @classmethod
+    def required_components(cls) -> list[str]:
+        """Those of `component_names` that every family must have."""
+        return [name for name in cls.component_names() if name not in cls._optional_components]
+
+    @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> SpeculativeDecodingPipeline:
-        """Load from a folder or a Hub id.
+        """Load from a folder, a checkpoint or a Hub id.
 
         Args:
-            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), or a Hub id.
+            pretrained_model_name_or_path: folder with a model_index.json (for example `foredraft.DEMO`), a transformers folder or
+            an original checkpoint of a known family, a Hub id of one of these, or 'owner/name/file.pt' on the Hub.
             torch_dtype: dtype of the models (default float32).
+            quantization: "int8" or "int4" rounds the target's matrices (weights only; needs torchao).
+            device_map, max_memory, offload_folder: as in accelerate, for the target: "auto", or {module: device, "cpu", "disk"}.
             revision, cache_dir, token, local_files_only, force_download: as in huggingface_hub.
-            target, codec, tokenizer, draft_model, defaults: use these instead of loading them.
+            target, codec, tokenizer, text_encoder, draft_model, draft_head: use these, or load them from these places. defaults:
+            instead of the family's.
 
         Raises:
             FileNotFoundError: nothing is there, or a file is missing. ValueError: the folder is not one of ours, or a file in it
             is damaged; both say what to do.
         """
-        parts = loading.load_components(pretrained_model_name_or_path, cls.component_names(), cls.__name__, kwargs)
-        return cls(**parts)
+        names, optional = cls.component_names(), tuple(cls._optional_components)
+        return cls(**loading.load_components(pretrained_model_name_or_path, names, cls.__name__, kwargs, optional))
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> SpeculativeDecodingPipeline:
         """Another method over the same components (shared, not copied). kwargs: components or `defaults` to use instead."""
         shared = {name: part for name, part in pipeline.components.items() if name in cls.component_names()}
-        missing = [name for name in cls.component_names() if name not in {**shared, **kwargs}]
+        missing = [name for name in cls.required_components() if name not in {**shared, **kwargs}]
         if missing:
             raise ValueError(f"{cls.__name__} also needs {', '.join(missing)}: pass {missing[0]}=...")
         return cls(**{"defaults": pipeline.config.get("defaults"), **shared, **kwargs})
@@ -202,7 +222,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
                 result = self._decode(config, sampling, grid, prompts, negative, seeds, callback_on_step_end, wanted)
                 sequence, recorder, method = result
                 begun = perf_counter()
-                tokens = sequence.tokens[:, 1:].view(-1, *grid)
+                tokens = visible(sequence.tokens[:, 1:], sequence.grid, grid)
                 images = tokens if output_type == "latent" else self._pictures(tokens, output_type)
                 recorder.clock.parts["codec"] += perf_counter() - begun
                 traces = recorder.traces(
@@ -212,6 +232,7 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
                     config.exact,
                     getattr(method.drafter, "draft_forwards", 0),
                     method.measurable,
+                    grid,
                 )
                 planner = getattr(method.drafter, "planner", None)
                 if isinstance(planner, Planner):
@@ -240,9 +261,10 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
     ) -> tuple[Sequence, Recorder, Method]:
         device = self._execution_device
         recorder = Recorder()
-        conditioning = self.target.encode(self.components, prompts, negative, sampling.guided)
-        run = Run(config, sampling, conditioning, grid, prompts, negative, device, conditioning.start.dtype)
-        sequence = self.target.begin(conditioning, grid, sampling, self.scratch(config, device))
+        lattice = self.target.lattice(grid)
+        conditioning = self.target.encode(self.components, prompts, negative, sampling.guided, grid)
+        run = Run(config, sampling, conditioning, lattice, prompts, negative, device, conditioning.start.dtype, grid)
+        sequence = self.target.begin(conditioning, lattice, sampling, self.scratch(config, device))
         method = self.method(run)
         planner = getattr(method.drafter, "planner", None)
 
@@ -251,11 +273,12 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             if callback is not None:
                 begun = perf_counter()
                 made = {
-                    "tokens": lambda: sequence.tokens[:, 1:],
-                    "length": lambda: sequence.length - 1,
+                    "tokens": lambda: visible(sequence.tokens[:, 1:], lattice, grid).flatten(1),
+                    "length": lambda: visible_count(sequence.length - 1, lattice, grid),
                     "counts": recorder.counts,
                 }
-                callback(self, recorder.rounds - 1, sequence.low - 1, {name: made[name]() for name in wanted})
+                done = int(visible_count(torch.tensor(sequence.low - 1), lattice, grid))
+                callback(self, recorder.rounds - 1, done, {name: made[name]() for name in wanted})
                 spent = perf_counter() - begun
                 recorder.clock.callback(spent)
                 if isinstance(planner, Planner):
@@ -309,8 +332,10 @@ class SpeculativeDecodingPipeline(DiffusionPipeline):
             raise ValueError(f"height and width must be positive multiples of {cell} pixels, got {size[0]} x {size[1]}")
         grid = (size[0] // cell, size[1] // cell)
         if grids and grid not in grids:
-            sizes = ", ".join(f"{h * cell} x {w * cell}" for h, w in grids)
-            raise ValueError(f"this model draws {sizes} pixels (height x width), got {size[0]} x {size[1]}")
+            near = sorted(grids, key=lambda other: abs(other[0] - grid[0]) + abs(other[1] - grid[1]))[:6]
+            sizes = ", ".join(f"{h * cell} x {w * cell}" for h, w in (grids if len(grids) <= 6 else near))
+            which = sizes if len(grids) <= 6 else f"{len(grids)} sizes, nearest are {sizes}"
+            raise ValueError(f"this model draws {which} pixels (height x width), got {size[0]} x {size[1]}")
         return grid
 
     def _prompts(self, prompt: Any, negative: Any, count: int, sampling: Sampling) -> tuple[list[str], list[str] | None]:

@@ -134,7 +134,6 @@ class CoolSDPipeline(SpeculativeDecodingPipeline):
     """
 
     config_class: ClassVar[type[MethodConfig]] = CoolSDConfig
-    model_cpu_offload_seq = "draft_head->target->codec"
 
     def __init__(
         self,
@@ -143,8 +142,9 @@ class CoolSDPipeline(SpeculativeDecodingPipeline):
         tokenizer: Any,
         draft_head: DraftHead,
         defaults: dict[str, Any] | None = None,
+        text_encoder: Any = None,
     ):
-        super().__init__(target, codec, tokenizer, defaults)
+        super().__init__(target, codec, tokenizer, defaults, text_encoder)
         draft_head.check(target)
         self.register_modules(draft_head=draft_head)
         self._near: dict[tuple[int, str, torch.device], torch.Tensor] = {}

@@ -75,8 +75,9 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
         tokenizer: Any,
         draft_model: DiscreteTarget,
         defaults: dict[str, Any] | None = None,
+        text_encoder: Any = None,
     ):
-        super().__init__(target, codec, tokenizer, defaults)
+        super().__init__(target, codec, tokenizer, defaults, text_encoder)
         self.register_modules(draft_model=draft_model)
         if draft_model.vocab_size != target.vocab_size:
             raise ValueError(
@@ -93,7 +94,7 @@ class SpeculativePipeline(SpeculativeDecodingPipeline):
         config: SpeculativeConfig = run.config
         shape, dynamic = tree_shape(config.tree, config.length, config.branching, config.total_nodes, run.device)
         scratch = config.length * max(config.branching, 1) + 1
-        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided)
+        conditioning = self.draft_model.encode(self.components, run.prompts, run.negative, run.sampling.guided, run.size)
         own = self.draft_model.begin(conditioning, run.grid, run.sampling, scratch)
         seeded = config.rule == "seeded"
         planner = self.planner(run, LENGTHS, 4) if config.draft_length == AUTO else None

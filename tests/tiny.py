@@ -108,7 +108,7 @@ def lively_head(target: EmbeddedTarget) -> DraftHead:
 def build_pipeline(parts: dict[str, Any], method: str, dtype: torch.dtype | None = None) -> Any:
     """A method's pipeline without a progress bar; with a dtype, over copies of the models."""
     cls = methods()[method]
-    chosen = {name: parts[name] for name in (*cls.component_names(), "defaults")}
+    chosen = {name: parts[name] for name in (*cls.component_names(), "defaults") if name in parts}
     if dtype is not None:
         chosen = copy.deepcopy(chosen)
         for part in chosen.values():
@@ -121,7 +121,8 @@ def build_pipeline(parts: dict[str, Any], method: str, dtype: torch.dtype | None
 
 def save_family(parts: dict[str, Any], folder: Path) -> Path:
     """The family as a folder."""
-    pipe = SpeculativePipeline(**{name: parts[name] for name in (*SpeculativePipeline.component_names(), "defaults")})
+    names = [name for name in (*SpeculativePipeline.component_names(), "defaults") if name in parts]
+    pipe = SpeculativePipeline(**{name: parts[name] for name in names})
     pipe.save_pretrained(folder)
     return folder
 

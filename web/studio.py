@@ -105,7 +105,7 @@ class Studio:
         pipeline, known = self.models.any(), []
         for prompt in prompts:
             with contextlib.suppress(*ERRORS):
-                pipeline.target.encode(pipeline.components, [prompt], None, False)
+                pipeline.target.encode(pipeline.components, [prompt], None, False, pipeline._grid(None, None))
                 known.append(prompt)
         return known
 

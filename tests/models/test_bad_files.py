@@ -129,9 +129,9 @@ def test_another_librarys_folder(tmp_path: Path) -> None:
 
 def test_a_transformers_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(FileNotFoundError) as error:
+    with pytest.raises(ValueError) as error:
         SJDPipeline.from_pretrained(tmp_path)
-    sentence(error, str(tmp_path), "model_index.json")
+    sentence(error, str(tmp_path), "'llama'", "llamagen")
 
 
 @pytest.mark.parametrize("name", ["diffusion_pytorch_model.bin", "pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt"])

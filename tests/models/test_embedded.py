@@ -173,10 +173,10 @@ def test_half_precision_forward(pipe: Pipe, ids: Tensor) -> None:
 
 def test_encode_checks_the_tokenizer(target: EmbeddedTarget, pipe: Pipe) -> None:
     words = pipe("sjd").tokenizer.words
-    fits = target.encode({"tokenizer": WordTokenizer(NAMES, COLOURS, words)}, ["fox"], None, False)
+    fits = target.encode({"tokenizer": WordTokenizer(NAMES, COLOURS, words)}, ["fox"], None, False, GRID)
     assert fits.rows == 1
     with pytest.raises(ValueError) as error:
-        target.encode({"tokenizer": WordTokenizer(NAMES, COLOURS, [*words, "zebra"])}, ["fox"], None, False)
+        target.encode({"tokenizer": WordTokenizer(NAMES, COLOURS, [*words, "zebra"])}, ["fox"], None, False, GRID)
     sentence(error, f"{len(words) + 1} words", f"knows {len(words)}", "belongs to another model")
 
 
