@@ -249,7 +249,13 @@ def assemble(source: Source, checkpoint: Checkpoint, config: dict[str, Any], kin
 def is_lumina(source: Source, checkpoint: Checkpoint, config: Mapping[str, Any], kind: int) -> bool:
     """Lumina-mGPT's files have the names of its trainer's options in their config, and no image tokenizer among their weights."""
     bare = kind == 0 and not any(key.startswith("model.vqmodel.") for key in checkpoint.entries)
-    return bare or "mask_image_logits" in config or "lumina" in str(source.path).lower()
+    return bare or "mask_image_logits" in config or "lumina" in published_name(source).lower()
+
+
+def published_name(source: Source) -> str:
+    """The folder's name, or the repository's where the folder lies in the Hub's cache."""
+    place = source.folder
+    return place.parent.parent.name if place.parent.name == "snapshots" else place.name
 
 
 def sizes(checkpoint: Checkpoint, config: Mapping[str, Any], kind: int) -> dict[str, Any]:
@@ -371,7 +377,7 @@ def grids(source: Source, lumina: bool) -> list[list[int]]:
     """Grids in codes, the default first. Lumina-mGPT: every shape of about the trained area, sides at most 4 : 1."""
     if not lumina:
         return [[32, 32]]
-    found = re.search(r"(?<!\d)(512|768|1024)(?!\d)", source.path.name)
+    found = re.search(r"(?<!\d)(512|768|1024)(?!\d)", published_name(source))
     areas = [int(found.group())] if found else [768, 512, 1024]
     step, shapes = PATCH // PIXELS, []
     for area in areas:

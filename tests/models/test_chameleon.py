@@ -398,8 +398,10 @@ def test_shapes_of_lumina(peer: Any, folder: Callable[[str], Path], tmp_path: Pa
                 wide -= 1
         return found
 
-    for name, side in (("Lumina-mGPT-7B-512", 512), ("Lumina-mGPT-7B-768-Omni", 768), ("Lumina-mGPT-7B-1024", 1024)):
+    cached = "models--Alpha-VLLM--Lumina-mGPT-7B-512/snapshots/768abc"
+    for name, side in (("Lumina-mGPT-7B-768-Omni", 768), ("Lumina-mGPT-7B-1024", 1024), (cached, 512)):
         place = tmp_path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(folder("lumina"))
         grids = SJDPipeline.from_pretrained(place).config.defaults["grids"]
         assert grids[0] == [side // 16] * 2 and {tuple(grid) for grid in grids} == published((side // 32) ** 2)
