@@ -26,7 +26,7 @@ from ..tiny import SEEDED, VARIANTS, generators, name_of, sentence
 from . import layouts
 from .derive_llamagen import class_logits, text_logits
 
-SIDE, SMALL = 16, 8
+SIDE, SMALL = 16, 6
 CALL: dict[str, Any] = {"output_type": "latent", "guidance_scale": 2.0, "top_k": 0}
 GOLDEN_AT = (0, 1, 2, 15, 16, 17, 100, 200, 255)
 
@@ -304,7 +304,7 @@ def test_every_method_draws_an_image(parts: dict[str, Any], variant: tuple[str, 
     method, options = variant
     out = pipeline(parts, method)(["a red apple", "fox"], generator=generators(0, 1), **{**CALL, "output_type": "pt"}, **options)
     assert out.tokens.shape == (2, SMALL, SMALL) and 0 <= int(out.tokens.min()) and int(out.tokens.max()) < layouts.CODES
-    assert out.images.shape == (2, 3, 128, 128) and float(out.images.std()) > 0
+    assert out.images.shape == (2, 3, 96, 96) and float(out.images.std()) > 0
     assert all(trace.complete for trace in out.traces)
 
 
@@ -315,7 +315,7 @@ def test_seeded_is_plain_decoding_in_float64(parts: dict[str, Any], variant: tup
     plain = pipeline(parts, "ar", torch.float64)(generator=generators(3, 4), **calls)
     drawn = pipeline(parts, method, torch.float64)(generator=generators(3, 4), **calls, **options)
     assert torch.equal(drawn.tokens, plain.tokens)
-    assert len(plain.tokens.unique()) > 20
+    assert len(plain.tokens.unique()) > 15
 
 
 def test_a_long_and_a_short_text_do_not_touch_each_other(parts: dict[str, Any]) -> None:

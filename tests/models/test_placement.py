@@ -90,6 +90,19 @@ def test_model_offload_draws_the_same(original: Path, tmp_path: Path) -> None:
     assert torch.equal(drawn(pipe), plain) and torch.equal(drawn(pipe), plain)
 
 
+def test_sequential_offload_draws_the_same(original: Path) -> None:
+    """What `enable_sequential_cpu_offload` does to every model; its own device name 'cpu:0' is one accelerate cannot handle."""
+    from accelerate import cpu_offload
+
+    pipe = load(original)
+    plain = drawn(pipe)
+    for name in ("target", "text_encoder", "codec"):
+        cpu_offload(getattr(pipe, name), torch.device("cpu"))
+    assert pipe.target.head.weight.is_meta and pipe.text_encoder.shared.weight.is_meta
+    assert torch.equal(drawn(pipe), plain)
+    assert pipe.codec.decode(plain).shape == (1, 3, 64, 64)
+
+
 @needs_torchao
 @pytest.mark.parametrize(("kind", "most"), [("int8", 0.05), ("int4", 0.6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
