@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,13 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def stage(tmp_path: Path, folder: Path) -> Iterator[Stage]:  # noqa: F811
-    """ComfyUI's modules; `models/foredraft/tiny` is the tiny family."""
-    (tmp_path / "models" / "foredraft").mkdir(parents=True)
-    (tmp_path / "models" / "foredraft" / "tiny").symlink_to(folder, target_is_directory=True)
+def stage(tmp_path: Path, folder: Path, parts: dict[str, Any]) -> Iterator[Stage]:  # noqa: F811
+    """ComfyUI's modules; `models/foredraft/tiny` is the tiny family with its draft model and its head."""
+    tiny = tmp_path / "models" / "foredraft" / "tiny"
+    shutil.copytree(folder, tiny)
+    parts["draft_head"].save_pretrained(tiny / "draft_head")
+    index = json.loads((tiny / "model_index.json").read_text())
+    (tiny / "model_index.json").write_text(json.dumps({**index, "draft_head": ["foredraft.models.head", "DraftHead"]}))
     threads = torch.get_num_threads()
     with installed(Stage(tmp_path / "models")) as made, torch.inference_mode():
         yield made

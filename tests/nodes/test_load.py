@@ -24,7 +24,10 @@ LoadTarget, LoadDraft = NODE_CLASS_MAPPINGS["ForedraftLoadTarget"], NODE_CLASS_M
 def test_the_included_model_comes_first(stage: Stage) -> None:
     assert list(targets()) == ["demo", "tiny"]
     assert inputs_of("ForedraftLoadTarget")["model"][0] == ["demo", "tiny"]
-    assert inputs_of("ForedraftLoadDraft")["model"][0] == ["none", "demo/draft_model", "tiny/draft_model"]
+    assert inputs_of("ForedraftLoadDraft")["model"][0] == [
+        *("none", "demo/draft_model", "demo/draft_head"),
+        *("tiny/draft_model", "tiny/draft_head"),
+    ]
     assert stage.roots == {"foredraft": [str(stage.models / "foredraft")]}
 
 
@@ -49,7 +52,7 @@ def test_any_component_beside_the_target_is_a_draft(tmp_path: Path, folder: Path
         (root / name / "model_index.json").write_text("{" if index is None else json.dumps(index))
     with installed(Stage(tmp_path / "models")):
         assert list(targets()) == ["demo"]
-        assert list(drafts()) == ["demo/draft_model", "head/draft_head"]
+        assert list(drafts()) == ["demo/draft_model", "demo/draft_head", "head/draft_head"]
 
 
 def test_load_target(node: Make, parts: dict) -> None:

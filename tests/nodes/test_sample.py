@@ -13,6 +13,8 @@ from foredraft import cli
 from foredraft.nodes import host, progress, sample
 from foredraft.nodes.host import pictures_of
 from foredraft.nodes.load import Draft
+from foredraft.nodes.method import node_id
+from foredraft.pipelines import methods
 from PIL import Image
 
 from ..tiny import SEEDED, VARIANTS, codes, name_of, sentence
@@ -20,7 +22,7 @@ from .conftest import Make
 from .graphs import default_of, widgets_of
 from .stand_in import InterruptProcessingException, ModelPatcher, Stage
 
-IDS = {"ar": "ForedraftAutoregressive", "sjd": "ForedraftSJD", "speculative": "ForedraftSpeculative"}
+IDS = {name: node_id(pipeline) for name, pipeline in methods().items()}
 KEYS = {
     *("node", "method", "exact", "images", "rows", "cols", "tokens", "total", "rounds", "forwards", "tokens_per_forward"),
     *("acceptance", "seconds", "speedup", "run", "done"),
@@ -30,7 +32,8 @@ Draw = Callable[..., tuple[torch.Tensor, Any]]
 
 @pytest.fixture
 def draw(node: Make, target: Any, draft: Any) -> Draw:
-    """`draw((method, options), **inputs)`: one run of the sampler on the tiny family."""
+    """`draw((method, options), **inputs)`: one run of the sampler on the tiny family, with all that drafts."""
+    draft = node("ForedraftLoadDraft", model="tiny/draft_head", draft=draft)[0]
 
     def run(variant: tuple[str, dict[str, Any]] | None = None, **inputs: Any) -> Any:
         method = None if variant is None else node(IDS[variant[0]], **variant[1])[0]
