@@ -245,9 +245,9 @@ def test_inputs_are_not_changed(draw: Draw, target: Any, draft: Any) -> None:
 
 def test_what_the_clock_taught_is_kept(draw: Draw, target: Any) -> None:
     draw(("sjd", {"window": -1}))
-    (planner,) = target.planners["sjd", "tiny/draft_model"].values()
+    (planner,) = target.planners["sjd", "tiny/draft_model + tiny/draft_head"].values()
     draw(("sjd", {"window": -1}))
-    assert list(target.planners["sjd", "tiny/draft_model"].values()) == [planner]
+    assert list(target.planners["sjd", "tiny/draft_model + tiny/draft_head"].values()) == [planner]
 
 
 # -- progress --------------------------------------------------------------------------------------------------------
