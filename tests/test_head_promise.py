@@ -69,7 +69,7 @@ def drawn(
 ) -> tuple[Tensor, list[Trace]]:
     """Codes [B, 256] and traces; shape None: plain decoding."""
     target, head, tokenizer = models(dtype)
-    conditioning = target.encode({"tokenizer": tokenizer}, list(prompts), None, sampling.guided)
+    conditioning = target.encode({"tokenizer": tokenizer}, list(prompts), None, sampling.guided, (16, 16))
     sequence, recorder = target.begin(conditioning, GRID, sampling, 16), Recorder()
     drafter: Any = Plain()
     if shape is not None:

@@ -244,7 +244,7 @@ def test_row_ends_are_forced_and_cost_no_forward(pipe: Callable[..., Any], grid:
     assert seen[-1] == (height * width, 2, height * width, height * width) and seen[0][0] == 1
     assert [count for count, *_ in seen] == list(range(1, height * width + 1))
     sjd = pipe("lumina", "sjd")(PROMPTS[:2], **call)
-    assert all(trace.target_forwards < height * width for trace in sjd.traces)
+    assert all(trace.target_forwards <= height * width and trace.complete for trace in sjd.traces)
     assert sjd.traces[0].heatmap(None).size[0] > 0
 
 

@@ -199,7 +199,7 @@ def test_text_of_code_zero(pipe: Pipe) -> None:
     sampling = Sampling(guidance_scale=1.5)
     tokens = []
     for drafted in (False, True):
-        conditioning = target.encode(part.components, ["red apple on blue", "fox"], None, True)
+        conditioning = target.encode(part.components, ["red apple on blue", "fox"], None, True, (4, 4))
         sequence = target.begin(conditioning, (3, 5), sampling, 4)
         own = head.begin(target, conditioning, (3, 5), sampling, 4)
         assert torch.equal(own.start, head.codes.weight[:1].expand(4, -1))
