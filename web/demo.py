@@ -35,7 +35,8 @@ class Page:
     def __init__(self, studio: Studio, at_once: int = 1):
         self.studio, self.stops = studio, Stops()
         self.drawing: dict[str, Any] = {"concurrency_id": "drawing", "concurrency_limit": at_once}
-        names = studio.models.names
+        # What a visitor meets first is the method that changes no picture.
+        names = sorted(studio.models.names, key=lambda name: name != "sjd")
         self.presets = controls.presets(names)
         self.methods = [name for name in names if name != AR] + [AR]
         with gr.Blocks(title="Foredraft", analytics_enabled=False, delete_cache=(3600, 3600)) as self.blocks:
