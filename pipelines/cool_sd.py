@@ -27,7 +27,7 @@ class CoolSDConfig(MethodConfig):
     """Knobs of Cool-SD, UniformRSD, LANTERN, LANTERN++ and plain EAGLE."""
 
     name: ClassVar[str] = "cool_sd"
-    title: ClassVar[str] = "Relaxed speculative decoding with a draft head (Cool-SD, LANTERN, LANTERN++, EAGLE)"
+    title: ClassVar[str] = "Draft head (Cool-SD, LANTERN, EAGLE)"
     paper: ClassVar[str] = (
         "Li et al. 2025 (Cool-SD); Jang et al. 2024 (LANTERN); Park et al. 2025 (LANTERN++); Li et al. 2024 (EAGLE)"
     )

@@ -31,7 +31,7 @@ class VVSConfig(MethodConfig):
     """Knobs of partial verification skipping, on dynamic trees (EAGLE-2) and a rule (LANTERN)."""
 
     name: ClassVar[str] = "vvs"
-    title: ClassVar[str] = "Partial verification skipping with a draft head (VVS)"
+    title: ClassVar[str] = "Partial verification skipping (VVS)"
     paper: ClassVar[str] = "Dong et al. 2025 (VVS); Jang et al. 2024 (LANTERN); Li et al. 2024 (EAGLE-2)"
 
     rule: str = option(
