@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from foredraft.models.embedded import EmbeddedTarget
 from foredraft.web.maps import data_url
 
 DONE, WAIT = ".fd-race[data-over=true]", 120_000
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward takes a little longer than this model's, so that a fast machine leaves time to look and to press Stop."""
+    score = EmbeddedTarget.score
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.015)
+        return score(*arguments)
+
+    monkeypatch.setattr(EmbeddedTarget, "score", slow)
 
 
 @pytest.fixture
