@@ -238,6 +238,12 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="speed", help=f"{' or '.join(harness.benches())} (default: speed)")
     parser.add_argument("--quick", action="store_true", help="a few cases once: to see that it works, not to quote")
     parser.add_argument("--repeats", type=arguments.count, help="rounds of timing (default: 5)")
+    parser.add_argument("--pictures", type=arguments.count, help="pareto, cool_sd, vvs: pictures per setting (default: 400)")
+    parser.add_argument(
+        "--draw-only",
+        action="store_true",
+        help="pareto, cool_sd, vvs: draw and judge, on a GPU say; the same command without this, elsewhere, times what was drawn",
+    )
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="folder for JSON and plot (default: .)")
     arguments.add_model(parser)
 
@@ -251,8 +257,16 @@ def bench(options: argparse.Namespace) -> None:
     if not options.out.is_dir():
         raise UsageError(f"there is no folder {options.out}")
     partial = options.out / f"bench-{options.name}.partial.json"
-    resumed = {"partial": partial} if harness.resumes(run) else {}
-    report = run(arguments.family(options), options.quick, options.repeats or (1 if options.quick else 5), **resumed)
+    resumed: dict[str, Any] = {}
+    if harness.resumes(run):
+        resumed = {"count": options.pictures, "partial": partial}
+    elif options.pictures or options.draw_only:
+        raise UsageError(f"--pictures and --draw-only are for pareto, cool_sd and vvs, not for {options.name}")
+    repeats = 0 if options.draw_only else options.repeats or (1 if options.quick else 5)
+    report = run(arguments.family(options), options.quick, repeats, **resumed)
+    if options.draw_only:
+        print(f"drawn: {partial}; without --draw-only this is timed and reported")
+        return
     with whole_files() as temporary:
         names = [options.out / f"bench-{options.name}.{suffix}" for suffix in ("json", "png")]
         report.write(*(temporary(name) for name in names))

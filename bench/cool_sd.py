@@ -12,8 +12,8 @@ from typing import Any
 
 from .cases import Case, Family
 from .harness import Report, measure, prompts_for
-from .pareto import Sweep, curves
-from .quality import CALL, HEADERS, Point, available
+from .pareto import WINDOW, Sweep, curves
+from .quality import CALL, HEADERS, Point, available, default_count
 from .quality import measure as measure_quality
 
 DELTAS = (1.1, 2.0, 3.0)
@@ -41,17 +41,17 @@ def neighbours() -> list[Sweep]:
     """Table 2: Cool-SD and what is lossless."""
     return [
         Sweep("EAGLE, exact", "cool_sd", {"rule": "exact"}),
-        Sweep("SJD", "sjd", {"rule": "exact", "tail": "resample"}),
-        Sweep("SJD, coupled", "sjd", {"rule": "exact", "tail": "coupled"}),
+        Sweep("SJD", "sjd", {**WINDOW, "rule": "exact", "tail": "resample"}),
+        Sweep("SJD, coupled", "sjd", {**WINDOW, "rule": "exact", "tail": "coupled"}),
     ]
 
 
-def run(family: Family, quick: bool, repeats: int, partial: Path | None = None) -> Report:
-    """All ablations; partial: the file of finished settings."""
+def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
+    """All ablations; count: pictures of each; partial: the file of finished settings."""
     groups = {"schedule": schedules(), "residual": residuals(), "SJD": neighbours()}
     planned = {name: [s for sweep in sweeps for s in sweep.settings(quick)] for name, sweeps in groups.items()}
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, quick, repeats, partial, "cool_sd")
+    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "cool_sd")
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     cooled = [point for point in parts["schedule"] if point.series == "exponential"]
@@ -60,7 +60,7 @@ def run(family: Family, quick: bool, repeats: int, partial: Path | None = None) 
         ("LANTERN++: residual over k (Fig. 4)", HEADERS, _rows(points[0], parts["residual"])),
         ("Cool-SD and SJD (Table 2)", HEADERS, _rows(points[0], [*parts["SJD"], *cooled])),
     ]
-    if any(setting.case.method == "cool_sd" for setting in settings):
+    if repeats and any(setting.case.method == "cool_sd" for setting in settings):
         tables.insert(0, ("Drafter against target: mean TV(p, q) (Table 3)", *table3(family, 1 if quick else 8)))
     data = {"plain": points[0].to_dict(), **{name: [point.to_dict() for point in part] for name, part in parts.items()}}
     data["tv"] = tables[0][2] if len(tables) > 3 else []

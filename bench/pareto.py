@@ -14,7 +14,7 @@ from typing import Any
 
 from .cases import Case, Family
 from .harness import Report
-from .quality import CALL, HEADERS, Point, Setting, available, measure
+from .quality import CALL, HEADERS, Point, Setting, available, default_count, measure
 
 MARKS = "osD^"
 COLOURS = (
@@ -53,10 +53,13 @@ class Sweep:
         return [Setting(self.series, case, f"{self.knob}={value:g}") for value, case in cases]
 
 
+WINDOW = {"window": 16}
+"""The family's own on a CPU, wherever the pictures are drawn."""
+
 # A relaxed method joins by a line here. LANTERN's k = 1000 is for 16,384 codes; 32 is about that share of the embedded family's.
 SWEEPS = (
     Sweep("EAGLE, exact", "cool_sd", {"rule": "exact"}),
-    Sweep("SJD, exact", "sjd", {"rule": "exact", "tail": "coupled"}),
+    Sweep("SJD, exact", "sjd", {**WINDOW, "rule": "exact", "tail": "coupled"}),
     Sweep("Cool-SD", "cool_sd", {"rule": "annealed"}, "delta", (1.1, 1.5, 2.0, 3.0, 4.0)),
     Sweep("Cool-SD, as published", "cool_sd", {"rule": "annealed", "clamp": False}, "delta", (1.1, 2.0, 4.0)),
     Sweep("UniformRSD", "cool_sd", {"rule": "uniform"}, "delta", (1.1, 1.5, 2.0, 3.0)),
@@ -66,15 +69,15 @@ SWEEPS = (
     Sweep("VVS, uniform", "vvs", {"schedule": "uniform", "k": 32}, "interval", (4, 3, 2)),
     Sweep("VVS, dynamic", "vvs", {"k": 32}, "threshold", (0.8, 0.7, 0.6, 0.4)),
     Sweep("LANTERN++, its residual", "cool_sd", {"rule": "lantern++", "resample": "paper"}, "lam", (2.0, 5.0)),
-    Sweep("SJD++", "sjd", {"rule": "exact", "tail": "reuse"}, "tau", (0.75, 0.5, 0.25, 0.0)),
-    Sweep("GSD", "sjd", {"rule": "clustered", "tail": "coupled"}),
+    Sweep("SJD++", "sjd", {**WINDOW, "rule": "exact", "tail": "reuse"}, "tau", (0.75, 0.5, 0.25, 0.0)),
+    Sweep("GSD", "sjd", {**WINDOW, "rule": "clustered", "tail": "coupled"}),
 )
 
 
-def run(family: Family, quick: bool, repeats: int, partial: Path | None = None) -> Report:
-    """Measure every sweep the folder has the components for; partial: the file of finished settings."""
+def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
+    """Measure every sweep the folder has the components for; count: pictures of each; partial: the file of finished settings."""
     settings, notes = available(family, [setting for sweep in SWEEPS for setting in sweep.settings(quick)])
-    points = measure(family, settings, quick, repeats, partial)
+    points = measure(family, settings, count or default_count(quick), repeats, partial)
     title = f"{points[0].pictures} pictures per setting, T = 1, full vocabulary; speed-up of one picture at a time"
     tables = [(title, HEADERS, [point.row() for point in points])]
     data = {"points": [point.to_dict() for point in points]}

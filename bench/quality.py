@@ -16,6 +16,7 @@ of pictures for divergence.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
@@ -38,7 +39,8 @@ from .compare import AR
 from .record import Laws, recording
 from .report import Totals
 
-COUNT, QUICK, BATCH = 400, 8, 16
+COUNT, QUICK = 400, 8
+BATCH = {"cpu": 16, "cuda": 512}
 CALL: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 OTHER = 1_000_000
 """Where the seeds of the settings begin; the reference's begin at 0."""
@@ -150,11 +152,16 @@ class Partial:
         temporary.replace(self.path)
 
 
-def key_of(family: Family, count: int, repeats: int) -> dict[str, Any]:
-    """What measured settings depend on: the model's files, the pictures, the sampling."""
-    files = sorted(path for path in family.folder.rglob("*.safetensors"))
-    stamps = [[path.name, path.stat().st_size, int(path.stat().st_mtime)] for path in files]
-    return {"model": str(family.folder), "files": stamps, "dtype": str(family.dtype), "count": count, "repeats": repeats, **CALL}
+def default_count(quick: bool) -> int:
+    """Pictures per setting."""
+    return QUICK if quick else COUNT
+
+
+def key_of(family: Family, count: int) -> dict[str, Any]:
+    """What drawn settings depend on, wherever they were drawn: the model's weights, the pictures, the sampling."""
+    files = sorted(family.folder.rglob("*.safetensors"))
+    stamps = [[str(path.relative_to(family.folder)), hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
+    return {"files": stamps, "dtype": str(family.dtype), "count": count, **CALL}
 
 
 def available(family: Family, settings: Sequence[Setting]) -> tuple[list[Setting], list[str]]:
@@ -173,23 +180,23 @@ def available(family: Family, settings: Sequence[Setting]) -> tuple[list[Setting
 
 
 def measure(
-    family: Family, settings: Sequence[Setting], quick: bool, repeats: int, partial: Path | None = None, tag: str = ""
+    family: Family, settings: Sequence[Setting], count: int, repeats: int, partial: Path | None = None, tag: str = ""
 ) -> list[Point]:
-    """Draw and judge every setting, plain decoding (the floor) first.
+    """Draw, judge and time every setting, plain decoding (the floor) first.
 
     Args:
-        settings: what to measure; names must differ. quick: a few pictures. repeats: timed pictures per setting.
+        settings: what to measure; names must differ. count: pictures per setting. repeats: timed pictures per setting; with 0
+            nothing is timed, and a later call with the same `partial`, on any machine, times what was drawn.
         partial: file of finished settings. tag: told to the progress bar.
 
     Returns:
         one point per setting, `PLAIN` in front.
     """
     pictures.check(family)
-    count = QUICK if quick else COUNT
     settings = [PLAIN, *settings]
     if len({setting.name for setting in settings}) < len(settings):
         raise ValueError("two settings of this bench have the same name")
-    kept = Partial(partial, key_of(family, count, repeats))
+    kept = Partial(partial, key_of(family, count))
     bar = tqdm(total=(len(settings) + 1) * count, unit=" pictures", mininterval=5, desc=tag, disable=None)
     if "reference" not in kept.done:
         drawn = draw(family, PLAIN.case, count, 0, bar)
@@ -204,7 +211,9 @@ def measure(
         else:
             bar.set_description(setting.name)
             point = judge(setting, draw(family, setting.case, count, OTHER, bar), tokens, log_p)
-            point.speedups = [] if setting is PLAIN else time(family, setting.case, repeats)
+            kept.put(setting.name, point.to_dict())
+        if setting is not PLAIN and not point.speedups and repeats:
+            point.speedups = time(family, setting.case, repeats)
             kept.put(setting.name, point.to_dict())
         points.append(point)
     bar.close()
@@ -228,11 +237,12 @@ def draw(family: Family, case: Case, count: int, first: int, bar: Any) -> Drawn:
     wanted, laws = pictures.subjects(count), Laws()
     noted = dataclasses.replace(case, build=recording(laws, case.build))
     tokens, traces, right = [], [], 0
-    for start in range(0, count, BATCH):
-        part = wanted[start : start + BATCH]
+    size = BATCH.get(family.device.type, BATCH["cpu"])
+    for start in range(0, count, size):
+        part = wanted[start : start + size]
         generators = [torch.Generator().manual_seed(first + start + number) for number in range(len(part))]
         output = pictures.draw(family, noted, [prompt_text(*each) for each in part], generators)
-        found = adherence.nearest_name(output.images * 2 - 1, pictures.reference(family))
+        found = adherence.nearest_name(output.images.cpu() * 2 - 1, pictures.reference(family))
         right += sum(got == name for got, (name, _) in zip(found, part, strict=True))
         tokens.append(output.tokens.flatten(1).cpu())
         traces += output.traces
@@ -240,7 +250,7 @@ def draw(family: Family, case: Case, count: int, first: int, bar: Any) -> Drawn:
     codes = torch.cat(tokens)
     if any(trace.unverified for trace in traces):
         texts = [prompt_text(*each) for each in wanted]
-        parts = [slice(at, at + BATCH) for at in range(0, count, BATCH)]
+        parts = [slice(at, at + size) for at in range(0, count, size)]
         log_p = torch.cat([likelihood(family, case, texts[part], codes[part]) for part in parts])
     else:
         chances = [torch.tensor(trace.probability, dtype=torch.float64) for trace in traces]

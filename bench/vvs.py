@@ -24,7 +24,7 @@ from ..pipelines.vvs import Paths, SkippingDrafter
 from .cases import Case, Family
 from .harness import Report, prompts_for
 from .pareto import Sweep, curves
-from .quality import CALL, Point, Setting, available
+from .quality import CALL, Point, Setting, available, default_count
 from .quality import measure as measure_quality
 
 HEADERS = ("setting", "TPF", "length", "skipped", "speed-up", "divergence", "log p lost", "names")
@@ -227,16 +227,16 @@ TITLES = {
 }
 
 
-def run(family: Family, quick: bool, repeats: int, partial: Path | None = None) -> Report:
-    """All ablations; partial: the file of finished settings."""
+def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
+    """All ablations; count: pictures of each; partial: the file of finished settings."""
     planned = groups(quick)
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, quick, repeats, partial, "vvs")
+    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "vvs")
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     tables = [(TITLES[name], HEADERS, [row(point) for point in (points[0], *part)]) for name, part in parts.items()]
     watcher, rounds = Watcher(), {}
-    if settings:
+    if settings and repeats:
         rounds = watch(family, watcher, 1 if quick else 32)
         tables.append(("How alike (Figs. 2 and 3)", ("", "mean", "at least 0.5", "0.7", "0.9"), alike(watcher)))
     data = {"plain": points[0].to_dict(), **{name: [point.to_dict() for point in part] for name, part in parts.items()}}

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
 
 from .backbone import Backbone, BackboneConfig, axis_angles
@@ -167,6 +168,7 @@ class EmbeddedTarget(DiscreteTarget):
         slots = torch.arange(prompt_ids.shape[1] - 1, -1, -1, device=prompt_ids.device)
         return self.word_table(prompt_ids) + self.slot_table(slots)
 
+    @apply_forward_hook
     def encode(
         self,
         components: dict[str, Any],

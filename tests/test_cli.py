@@ -195,4 +195,4 @@ def test_info_of_a_folder_without_a_draft(model, tmp_path, capsys):
 def test_train_help(capsys):
     for stage in ("demo", "head"):
         assert cli.main(["train", stage, "--help"]) == 0
-        assert "--smoke" in capsys.readouterr().out
+        assert "smoke" in capsys.readouterr().out

@@ -1,8 +1,7 @@
 """`foredraft train demo`: the embedded family rebuilt from public packages, stage by stage.
 
-pictures -> codec -> token bank -> target, and beside it the draft on ground truth -> the target's own pictures ->
-distilled draft -> the family's folder -> the draft head. Every stage resumes from its checkpoint in the work folder. On
-a CPU each process uses one thread, so two cores are busy while target and draft train side by side.
+pictures -> codec -> token banks -> target -> draft on ground truth -> the target's own pictures -> distilled draft -> the
+family's folder, to which `foredraft train head` adds the draft head. Every stage resumes from its checkpoint in the work folder.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import multiprocessing
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +20,10 @@ from ..decoding.sampling import Sampling
 from ..models.codecs.vq import VQCodec
 from ..models.embedded import EmbeddedTarget, WordTokenizer
 from .adherence import save_reference
-from .bank import Bank, build_bank
-from .common import half_state, save_whole
+from .bank import build_bank
+from .common import half_state
 from .data import FAINT, FINE, NARROW, Augmentation, load_pictures, premultiply
 from .distill import DistillRecipe, distill, own_bank
-from .head import train_head
 from .measure import measure
 from .names import COLOURS, MAX_WORDS, NAMES, word_table
 from .target import TargetRecipe, train_on_bank
@@ -35,7 +32,7 @@ from .tokenizer import TokenizerRecipe, reconstruction_psnr, train_codec
 logger = logging.getLogger(__name__)
 
 DEMO = Path(__file__).parents[1] / "models" / "demo"
-_STATIC = ("model_index.json", "README.md", "LICENSES")
+_STATIC = ("README.md", "LICENSES")
 
 
 @dataclass(frozen=True)
@@ -59,9 +56,9 @@ class Recipe:
     per_name: int = 64
     held_per_name: int = 4
     target: TargetRecipe = TargetRecipe()
-    draft: TargetRecipe = TargetRecipe(steps=4000)
+    draft: TargetRecipe = TargetRecipe(steps=4000, shallow=0.0)
     distillation: DistillRecipe = DistillRecipe()
-    layers: int = 12
+    layers: int = 22
     width: int = 128
     codec_width: int = 96
     measured: int = 400
@@ -75,7 +72,7 @@ SMOKE = Recipe(
     target=TargetRecipe(steps=24, save_every=12),
     draft=TargetRecipe(steps=30, save_every=15),
     distillation=DistillRecipe(own_pictures=16, sample_batch=8, steps=8, save_every=4),
-    layers=3,
+    layers=4,
     width=64,
     codec_width=32,
     measured=8,
@@ -103,21 +100,14 @@ def train_demo(
         device: "auto" (a GPU if there is one), or a torch device.
 
     Returns:
-        The figures of `measure`, the codec's PSNR in dB, and those of `train_head`.
+        The figures of `measure` and the codec's PSNR in dB.
     """
     recipe, out = (SMOKE if smoke else FULL), Path(out_dir)
     base = Path(work_dir) if work_dir is not None else out.with_name(f"{out.name}.work")
     work = base / ("smoke" if smoke else "full")
     _open_work(work, recipe, seed, resume)
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        figures = _stages(recipe, out, Path(data) if data is not None else None, base, work, seed, place)
-        head = train_head(out, smoke, base / "head", resume=resume, seed=seed, device=device)
-        return {**figures, **{f"head_{name}": value for name, value in head.items()}}
-    finally:
-        torch.set_num_threads(threads)
+    return _stages(recipe, out, Path(data) if data is not None else None, base, work, seed, place)
 
 
 def _stages(
@@ -134,10 +124,6 @@ def _stages(
         banks[share] = build_bank(codec, rgba, recipe.per_name, ranges, path, seed, label)
     last, final = recipe.ranges[-1]
     held = build_bank(codec, rgba, recipe.held_per_name, final, work / "held.pt", seed + 1000, "held-out bank")
-    sibling = multiprocessing.get_context("spawn").Process(
-        target=_train_draft, args=(recipe, work, seed, str(device)), daemon=True
-    )
-    sibling.start()
     target = _model(recipe, seed, draft=False)
     train_on_bank(target, banks, recipe.target, work / "target.pt", seed, device, held)
     # What ships is half precision: the draft imitates the rounded target.
@@ -145,11 +131,8 @@ def _stages(
     taught = recipe.distillation
     guided = Sampling(guidance_scale=taught.guidance)
     own = own_bank(target, taught.own_pictures, taught.sample_batch, [guided], work / "own.pt", seed)
-    sibling.join()
-    if sibling.exitcode != 0:
-        raise RuntimeError("The draft's training failed (its error is above); mend that and run again to resume.")
     draft = _model(recipe, seed, draft=True)
-    draft.load_state_dict(torch.load(work / "draft-done.pt", weights_only=True))
+    train_on_bank(draft, banks, recipe.draft, work / "draft.pt", seed + 1, device, held, label="draft")
     distill(draft, target, banks[last], own, taught, work / "distilled.pt", seed, device)
     draft.load_state_dict(half_state(draft.state_dict()))
     save_reference(pictures, work / "reference.safetensors")
@@ -160,17 +143,6 @@ def _stages(
     (work / "figures.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     _write_family(out, codec, target, draft, work)
     return figures
-
-
-def _train_draft(recipe: Recipe, work: Path, seed: int, device: str) -> None:
-    """The draft's first stage, in its own process."""
-    torch.set_num_threads(1)
-    names = [f"bank-{index}" for index in range(len(recipe.ranges))]
-    *parts, held = (Bank(**torch.load(work / f"{name}.pt", weights_only=True)) for name in (*names, "held"))
-    banks = {share: bank for (share, _), bank in zip(recipe.ranges, parts, strict=True)}
-    draft, place = _model(recipe, seed, draft=True), torch.device(device)
-    train_on_bank(draft, banks, recipe.draft, work / "draft.pt", seed + 1, place, held, label="draft", row=1)
-    save_whole({name: value.cpu() for name, value in draft.state_dict().items()}, work / "draft-done.pt")
 
 
 def _model(recipe: Recipe, seed: int, draft: bool) -> EmbeddedTarget:
@@ -220,6 +192,11 @@ def _write_family(out: Path, codec: VQCodec, target: EmbeddedTarget, draft: Embe
             shutil.rmtree(goal)
         path.replace(goal)
     partial.rmdir()
+    # A head belongs to the target it was trained with.
+    shutil.rmtree(out / "draft_head", ignore_errors=True)
+    names = json.loads((DEMO / "model_index.json").read_text(encoding="utf-8"))
+    names.pop("draft_head", None)
+    (out / "model_index.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
     for name in _STATIC:
         source, goal = DEMO / name, out / name
         if goal.exists() or not source.exists():

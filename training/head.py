@@ -51,26 +51,28 @@ class HeadRecipe:
         feature_weight: of the smooth L1 loss on features.
     """
 
-    ffn: int = 512
+    ffn: int = 1024
     samplings: tuple[tuple[float, float, int], ...] = ((1.5, 0.9, 100), (1.5, 1.0, 0))
-    own_pictures: int = 2048
-    sample_batch: int = 64
-    held_out: int = 128
+    own_pictures: int = 32768
+    sample_batch: int = 1024
+    held_out: int = 256
     guidance: float = 1.5
     depths: tuple[tuple[float, int], ...] = ((0.0, 1), (0.6, 2), (0.85, 4))
     fade: float = 0.9
     feature_weight: float = 1.0
-    steps: int = 4000
-    batch: int = 8
+    steps: int = 12000
+    batch: int = 64
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
     hold: float = 0.3
-    average: float = 0.99
-    save_every: int = 100
+    average: float = 0.997
+    save_every: int = 500
 
 
 FULL = HeadRecipe()
+SHORT = HeadRecipe(own_pictures=2048, sample_batch=64, held_out=128, steps=4000, batch=8, average=0.99, save_every=100)
 SMOKE = HeadRecipe(ffn=32, own_pictures=16, sample_batch=8, held_out=4, steps=6, batch=2, save_every=3)
+SIZES = {"full": FULL, "short": SHORT, "smoke": SMOKE}
 
 
 class Unrolled(nn.Module):
@@ -107,26 +109,28 @@ class Unrolled(nn.Module):
 
 
 class Features:
-    """The target's features of a bank's pictures, each computed when it is first met and kept in half precision."""
+    """The target's features of a bank's pictures. On a CPU each is computed when it is first met and kept in half precision."""
 
     def __init__(self, target: EmbeddedTarget, own: Bank):
         self.target, self.own, self.prompts = target, own, prompt_table()
         self.device = next(target.parameters()).device
-        steps = MAX_WORDS + own.tokens.shape[1]
-        self.kept = torch.zeros(len(own), 2, steps, target.backbone.config.dim, dtype=torch.float16)
-        self.known = torch.zeros(len(own), dtype=torch.bool)
+        steps, kept = MAX_WORDS + own.tokens.shape[1], len(own) if self.device.type == "cpu" else 0
+        self.kept = torch.zeros(kept, 2, steps, target.backbone.config.dim, dtype=torch.float16)
+        self.known = torch.zeros(kept, dtype=torch.bool)
 
     @torch.no_grad()
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Words [2M, P], tokens [2M, N] and features [2M, P + N, D] of rows [M]: with their prompts, then without."""
         words, tokens = self.own.batch(rows, self.prompts)
         both, twice = torch.cat((words, torch.zeros_like(words))).to(self.device), tokens.repeat(2, 1).to(self.device)
-        if not bool(self.known[rows].all()):
-            with torch.autocast(self.device.type, torch.bfloat16), DenseAttention():
-                features = self.target.backbone(*self.target.teacher_inputs(both, twice, GRID))
-            self.kept[rows] = torch.stack(features.half().cpu().chunk(2), 1)
+        if len(self.kept) and bool(self.known[rows].all()):
+            return both, twice, self.kept[rows].transpose(0, 1).flatten(0, 1).float()
+        with torch.autocast(self.device.type, torch.bfloat16), DenseAttention():
+            features = self.target.backbone(*self.target.teacher_inputs(both, twice, GRID)).half()
+        if len(self.kept):
+            self.kept[rows] = torch.stack(features.chunk(2), 1)
             self.known[rows] = True
-        return both, twice, self.kept[rows].transpose(0, 1).flatten(0, 1).to(self.device).float()
+        return both, twice, features.float()
 
 
 def feed_forward(block: Block, x: Tensor) -> Tensor:
@@ -286,7 +290,7 @@ def agreement(
 
 def train_head(
     family: str | Path,
-    smoke: bool = False,
+    size: str = "full",
     work_dir: str | Path | None = None,
     out_dir: str | Path | None = None,
     resume: bool = True,
@@ -297,7 +301,8 @@ def train_head(
 
     Args:
         family: folder with `target`, e.g. models/demo.
-        smoke: a size that runs through every stage in seconds and drafts nothing useful.
+        size: "full" for a GPU; "short", an hour on two CPU cores, for a head that agrees a little less; "smoke", which runs
+            through every stage in seconds and drafts nothing useful.
         work_dir: checkpoints, kept; default `<family>.head.work`.
         out_dir: the head's folder; default `<family>/draft_head`, and then the family's index names it.
         resume: continue from the checkpoints in `work_dir`; False starts over.
@@ -307,9 +312,11 @@ def train_head(
     Returns:
         overlap_1 ... overlap_5 and accepted, see `agreement`.
     """
-    recipe, folder = (SMOKE if smoke else FULL), Path(family)
+    if size not in SIZES:
+        raise ValueError(f"unknown size {size!r}; choose one of {', '.join(SIZES)}")
+    recipe, folder = SIZES[size], Path(family)
     base = Path(work_dir) if work_dir is not None else folder.with_name(f"{folder.name}.head.work")
-    work = base / ("smoke" if smoke else "full")
+    work = base / size
     if not (folder / "target").is_dir():
         raise FileNotFoundError(f"{folder} has no folder 'target': give the folder of a family made by `foredraft train demo`")
     place = Accelerator(cpu=device == "cpu" or (device == "auto" and not torch.cuda.is_available()))
@@ -365,7 +372,7 @@ def write_head(head: DraftHead, family: Path, out: Path | None) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `foredraft train head`."""
     parser.add_argument("family", type=Path, help="folder of a family made by `foredraft train demo`")
-    parser.add_argument("--smoke", action="store_true", help="a run of seconds through every stage")
+    parser.add_argument("--size", choices=tuple(SIZES), default="full", help="full (GPU), short (CPU) or smoke (default: full)")
     parser.add_argument("--out", type=Path, help="the head's folder (default: draft_head in the family's)")
     parser.add_argument("--work", type=Path, help="folder for checkpoints (default: <family>.head.work)")
     parser.add_argument("--device", default="auto", help="auto or cpu (default: auto)")
@@ -375,7 +382,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `foredraft train head` with parsed options; returns the exit status."""
-    figures = train_head(args.family, args.smoke, args.work, args.out, not args.restart, args.seed, args.device)
+    figures = train_head(args.family, args.size, args.work, args.out, not args.restart, args.seed, args.device)
     for name, value in figures.items():
         logger.info("%s: %.3f", name, value)
     return 0

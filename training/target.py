@@ -25,6 +25,8 @@ class TargetRecipe:
     """How a token model is trained on ground truth.
 
     Attributes:
+        shallow: the share of the steps for which a model of several layers has only every second one; then each is followed by a
+            copy whose output matrices are zero, so that growing changes nothing at first (Wu et al., 2024, LLaMA Pro).
         hold: the share of the steps before the learning rate falls, in a straight line, to 0.
         dropout: the share of pictures whose prompt is emptied (for classifier-free guidance).
         corruption: each picture's input is corrupted at a rate from U(0, corruption); half of the corrupted tokens
@@ -33,6 +35,7 @@ class TargetRecipe:
 
     steps: int = 4600
     batch: int = 16
+    shallow: float = 0.45
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
     hold: float = 0.4
@@ -96,6 +99,15 @@ def corrupt(tokens: Tensor, limit: float, vocabulary: int, generator: torch.Gene
     return torch.where(draw < rate / 2, tokens.roll(1, 0), mixed)
 
 
+@torch.no_grad()
+def deepen(blocks: nn.ModuleList) -> None:
+    """Make every second block a copy of the one before it that adds nothing."""
+    for block, copy in zip(blocks[::2], blocks[1::2], strict=True):
+        copy.load_state_dict(block.state_dict())
+        copy.attention.out.weight.zero_()
+        copy.down.weight.zero_()
+
+
 def train_on_bank(
     model: EmbeddedTarget,
     banks: Mapping[float, Bank],
@@ -105,28 +117,34 @@ def train_on_bank(
     device: torch.device,
     held_out: Bank | None = None,
     label: str = "target",
-    row: int = 0,
 ) -> EmbeddedTarget:
     """Next-token training of `model` on token banks, resuming from `checkpoint`; returns it with averaged weights.
 
     Args:
         banks: what is read from which share of the steps on, 0 first; all of one length.
         held_out: another bank, whose cross-entropy (nats per token, averaged weights) the bar shows.
-        row: the line of the terminal the bar is on.
     """
     model.to(device).train()
     prompts, vocabulary = prompt_table(), model.config.vocab_size
-    optimiser, average, start = Optimiser(model, recipe), Average(model, recipe.average), 0
-    if state := load_whole(checkpoint):
+    blocks, grown = model.backbone.blocks, round(recipe.shallow * recipe.steps) if len(model.backbone.blocks) > 1 else 0
+    state = load_whole(checkpoint)
+    start = state["step"] if state else 0
+    if grown and start <= grown:
+        model.backbone.blocks = blocks[::2]
+    optimiser, average = Optimiser(model, recipe), Average(model, recipe.average)
+    if state:
         model.load_state_dict(state["model"])
         optimiser.load_state_dict(state["optimiser"])
         average.state = {name: value.to(device) for name, value in state["average"].items()}
-        start = state["step"]
     order = batches(len(banks[0]), recipe.batch, seed, start)
     figures: dict[str, str] = {}
     todo = range(start, recipe.steps)
-    bar = tqdm(todo, initial=start, total=recipe.steps, desc=label, mininterval=5, position=row)
+    bar = tqdm(todo, initial=start, total=recipe.steps, desc=label, mininterval=5)
     for step in bar:
+        if 0 < step == grown:
+            deepen(blocks)
+            model.backbone.blocks = blocks
+            optimiser, average = Optimiser(model, recipe), Average(model, recipe.average)
         generator = seeded(seed, 3, step)
         bank = banks[max(share for share in banks if share * recipe.steps <= step)]
         words, tokens = bank.batch(next(order), prompts)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from diffusers.utils.accelerate_utils import apply_forward_hook
 from torch import Tensor, nn
 
 
@@ -103,6 +104,7 @@ class VQCodec(ModelMixin, ConfigMixin):
         codes = F.embedding(tokens, self.codebook().to(self.dtype))
         return codes.permute(0, 3, 1, 2)
 
+    @apply_forward_hook
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1], H and W multiples of 4 -> LongTensor [B, H/4, W/4]."""
@@ -111,6 +113,7 @@ class VQCodec(ModelMixin, ConfigMixin):
             raise ValueError(f"A picture of {height} x {width} px has no whole token grid; use multiples of 4.")
         return self.nearest(self.project(pixels.to(self.dtype)))
 
+    @apply_forward_hook
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         """LongTensor [B, h, w] -> pixels [B, 3, 4h, 4w] in [-1, 1]."""

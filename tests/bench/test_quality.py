@@ -58,7 +58,7 @@ def family(folder: Path) -> Family:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four pictures per setting, a few settings."""
     monkeypatch.setattr(quality, "QUICK", 4)
-    monkeypatch.setattr(quality, "BATCH", 3)
+    monkeypatch.setattr(quality, "BATCH", {"cpu": 3})
     monkeypatch.setattr(pareto, "SWEEPS", (SWEEPS[0], SWEEPS[2], SWEEPS[6]))
     monkeypatch.setattr(cool_sd, "KS", (3,))
     monkeypatch.setattr(cool_sd, "DELTAS", (2.0,))
@@ -145,7 +145,7 @@ def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monke
     """Ended after some settings, the bench draws only the others, and says the same in the end."""
     path = tmp_path / "some.partial.json"
     settings = [setting for sweep in pareto.SWEEPS for setting in sweep.settings(True)]
-    whole = quality.measure(family, settings, True, 1)
+    whole = quality.measure(family, settings, quality.QUICK, 1)
     drawn: list[str] = []
     real = quality.judge
 
@@ -157,10 +157,10 @@ def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monke
 
     monkeypatch.setattr(quality, "judge", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quality.measure(family, settings, True, 1, path)
+        quality.measure(family, settings, quality.QUICK, 1, path)
     assert len(json.loads(path.read_text())["done"]) == 4, "three settings and the reference"
     drawn.append("resumed")
-    again = quality.measure(family, settings, True, 1, path)
+    again = quality.measure(family, settings, quality.QUICK, 1, path)
     assert drawn[4:] == [setting.name for setting in settings[2:]]
     for one, other in zip(whole, again, strict=True):
         assert replace(one, speedups=[], totals=replace(one.totals, engine_share=0)) == replace(

@@ -131,7 +131,7 @@ def test_an_interrupted_training_resumes_to_the_same_weights(own, tmp_path, monk
 
 @pytest.mark.timeout(400)
 def test_smoke_run_writes_a_head_and_resumes(tmp_path):
-    """`foredraft train head --smoke` for a family of which only the target is there."""
+    """`foredraft train head --size smoke` for a family of which only the target is there."""
     family = tmp_path / "family"
     model().save_pretrained(family / "target")
     (family / "model_index.json").write_text(
@@ -139,19 +139,19 @@ def test_smoke_run_writes_a_head_and_resumes(tmp_path):
     )
     parser = argparse.ArgumentParser()
     stage.add_arguments(parser)
-    assert stage.run(parser.parse_args([str(family), "--smoke", "--device", "cpu"])) == 0
+    assert stage.run(parser.parse_args([str(family), "--size", "smoke", "--device", "cpu"])) == 0
     head = DraftHead.from_pretrained(family / "draft_head")
     head.check(TARGET)
     names = json.loads((family / "model_index.json").read_text())
     assert names["draft_head"] == ["foredraft.models.head", "DraftHead"] and list(names)[-1] == "defaults"
-    figures = train_head(family, smoke=True, device="cpu", out_dir=tmp_path / "again")
+    figures = train_head(family, size="smoke", device="cpu", out_dir=tmp_path / "again")
     assert set(figures) == {"accepted", *(f"overlap_{depth}" for depth in range(1, 6))}
     other = DraftHead.from_pretrained(tmp_path / "again")
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in head.state_dict().items())
     with pytest.raises(ValueError, match="another recipe or seed"):
-        train_head(family, smoke=True, device="cpu", seed=1)
+        train_head(family, size="smoke", device="cpu", seed=1)
     with pytest.raises(FileNotFoundError, match="no folder 'target'"):
-        train_head(tmp_path / "nowhere", smoke=True)
+        train_head(tmp_path / "nowhere", size="smoke")
 
 
 def test_what_is_not_trained_is_said():
