@@ -1,6 +1,7 @@
 """Training of target and draft on tokens: corruption, optimiser, resuming, distillation, sampling."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from foredraft.training.target import (
     TargetRecipe,
     corrupt,
     cross_entropy,
+    deepen,
     train_on_bank,
 )
 
@@ -82,24 +84,42 @@ def test_schedule_and_batches():
     assert len(torch.cat(ahead[:3]).unique()) == 9
 
 
-def test_training_learns_and_resumes_to_the_same_weights(tmp_path, bank, monkeypatch):
-    whole = train_on_bank(model(), {0.0: bank}, RECIPE, tmp_path / "a.pt", 0, CPU)
+@pytest.mark.parametrize(("shallow", "end"), [(0.0, 8), (0.45, 8), (0.45, 4), (1 / 3, 4)])
+def test_training_learns_and_resumes_to_the_same_weights(tmp_path, bank, monkeypatch, shallow, end):
+    """Before it has grown, at that very step, and after."""
+    recipe = replace(RECIPE, shallow=shallow)
+    whole = train_on_bank(model(), {0.0: bank}, recipe, tmp_path / "a.pt", 0, CPU)
     assert cross_entropy(whole, bank, 16) < math.log(512) - 0.15
     state = torch.load(tmp_path / "a.pt", weights_only=True)
     assert state["step"] == 12
     from foredraft.training import target as stage
 
-    def stop_after_eight(step, steps, hold):
-        if step >= 8:
+    def stop(step, steps, hold):
+        if step >= end:
             raise KeyboardInterrupt
         return trapezoid(step, steps, hold)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stage, "trapezoid", stop_after_eight)
-        train_on_bank(model(), {0.0: bank}, RECIPE, tmp_path / "b.pt", 0, CPU)
-    resumed = train_on_bank(model(), {0.0: bank}, RECIPE, tmp_path / "b.pt", 0, CPU)
+        patch.setattr(stage, "trapezoid", stop)
+        train_on_bank(model(), {0.0: bank}, recipe, tmp_path / "b.pt", 0, CPU)
+    resumed = train_on_bank(model(), {0.0: bank}, recipe, tmp_path / "b.pt", 0, CPU)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+def test_growing_changes_nothing_at_first():
+    """And the layers that came are trained from then on."""
+    words, tokens = prompt_table()[:3, 1], torch.randint(0, 512, (3, 256), generator=seeded(1))
+    grown = model(4)
+    blocks = grown.backbone.blocks
+    grown.backbone.blocks = blocks[::2]
+    before = grown(words, tokens, grid=GRID)
+    deepen(blocks)
+    grown.backbone.blocks = blocks
+    after = grown(words, tokens, grid=GRID)
+    assert torch.equal(before, after) and len(grown.backbone.blocks) == 4
+    after.square().mean().backward()
+    assert blocks[1].down.weight.grad.abs().max() > 0
 
 
 def test_later_banks_are_read_from_their_share_on(tmp_path, bank, monkeypatch):
