@@ -244,6 +244,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="pareto, cool_sd, vvs: draw and judge, on a GPU say; the same command without this, elsewhere, times what was drawn",
     )
+    parser.add_argument(
+        "--drawn", action="store_true", help="pareto, cool_sd, vvs: time and report what is drawn so far, and draw nothing"
+    )
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="folder for JSON and plot (default: .)")
     arguments.add_model(parser)
 
@@ -259,9 +262,9 @@ def bench(options: argparse.Namespace) -> None:
     partial = options.out / f"bench-{options.name}.partial.json"
     resumed: dict[str, Any] = {}
     if harness.resumes(run):
-        resumed = {"count": options.pictures, "partial": partial}
-    elif options.pictures or options.draw_only:
-        raise UsageError(f"--pictures and --draw-only are for pareto, cool_sd and vvs, not for {options.name}")
+        resumed = {"count": options.pictures, "partial": partial, "drawn_only": options.drawn}
+    elif options.pictures or options.draw_only or options.drawn:
+        raise UsageError(f"--pictures, --draw-only and --drawn are for pareto, cool_sd and vvs, not for {options.name}")
     repeats = 0 if options.draw_only else options.repeats or (1 if options.quick else 5)
     report = run(arguments.family(options), options.quick, repeats, **resumed)
     if options.draw_only:
@@ -270,7 +273,8 @@ def bench(options: argparse.Namespace) -> None:
     with whole_files() as temporary:
         names = [options.out / f"bench-{options.name}.{suffix}" for suffix in ("json", "png")]
         report.write(*(temporary(name) for name in names))
-    partial.unlink(missing_ok=True)
+    if not options.drawn:
+        partial.unlink(missing_ok=True)
     print(f"{report.text()}\n\nwrote {names[0]}, {names[1]}")
 
 

@@ -46,12 +46,19 @@ def neighbours() -> list[Sweep]:
     ]
 
 
-def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
-    """All ablations; count: pictures of each; partial: the file of finished settings."""
+def run(
+    family: Family,
+    quick: bool,
+    repeats: int,
+    count: int | None = None,
+    partial: Path | None = None,
+    drawn_only: bool = False,
+) -> Report:
+    """All ablations; count, partial, drawn_only: see `quality.measure`."""
     groups = {"schedule": schedules(), "residual": residuals(), "SJD": neighbours()}
     planned = {name: [s for sweep in sweeps for s in sweep.settings(quick)] for name, sweeps in groups.items()}
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "cool_sd")
+    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "cool_sd", drawn_only)
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     cooled = [point for point in parts["schedule"] if point.series == "exponential"]

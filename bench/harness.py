@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ HEADERS = ("case", "seconds", "min..max", "speed-up", "TPF", "length", "accepted
 def benches() -> tuple[str, ...]:
     """Names of all benches: the files here that define `run(family, ...)`."""
     here = sorted(Path(__file__).parent.glob("*.py"))
-    return tuple(path.stem for path in here if "\ndef run(family:" in path.read_text(encoding="utf-8"))
+    return tuple(path.stem for path in here if re.search(r"\ndef run\(\s*family:", path.read_text(encoding="utf-8")))
 
 
 def bench(name: str) -> Callable[..., Report]:

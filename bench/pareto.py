@@ -74,10 +74,17 @@ SWEEPS = (
 )
 
 
-def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
-    """Measure every sweep the folder has the components for; count: pictures of each; partial: the file of finished settings."""
+def run(
+    family: Family,
+    quick: bool,
+    repeats: int,
+    count: int | None = None,
+    partial: Path | None = None,
+    drawn_only: bool = False,
+) -> Report:
+    """Measure every sweep the folder has the components for; count, partial, drawn_only: see `quality.measure`."""
     settings, notes = available(family, [setting for sweep in SWEEPS for setting in sweep.settings(quick)])
-    points = measure(family, settings, count or default_count(quick), repeats, partial)
+    points = measure(family, settings, count or default_count(quick), repeats, partial, drawn_only=drawn_only)
     title = f"{points[0].pictures} pictures per setting, T = 1, full vocabulary; speed-up of one picture at a time"
     tables = [(title, HEADERS, [point.row() for point in points])]
     data = {"points": [point.to_dict() for point in points]}

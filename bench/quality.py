@@ -180,14 +180,20 @@ def available(family: Family, settings: Sequence[Setting]) -> tuple[list[Setting
 
 
 def measure(
-    family: Family, settings: Sequence[Setting], count: int, repeats: int, partial: Path | None = None, tag: str = ""
+    family: Family,
+    settings: Sequence[Setting],
+    count: int,
+    repeats: int,
+    partial: Path | None = None,
+    tag: str = "",
+    drawn_only: bool = False,
 ) -> list[Point]:
     """Draw, judge and time every setting, plain decoding (the floor) first.
 
     Args:
         settings: what to measure; names must differ. count: pictures per setting. repeats: timed pictures per setting; with 0
             nothing is timed, and a later call with the same `partial`, on any machine, times what was drawn.
-        partial: file of finished settings. tag: told to the progress bar.
+        partial: file of finished settings. tag: told to the progress bar. drawn_only: leave out what is not in that file.
 
     Returns:
         one point per setting, `PLAIN` in front.
@@ -197,6 +203,10 @@ def measure(
     if len({setting.name for setting in settings}) < len(settings):
         raise ValueError("two settings of this bench have the same name")
     kept = Partial(partial, key_of(family, count))
+    if drawn_only:
+        settings = [setting for setting in settings if setting.name in kept.done]
+        if not settings:
+            raise ValueError(f"{partial} holds no finished setting of this model with {count} pictures")
     bar = tqdm(total=(len(settings) + 1) * count, unit=" pictures", mininterval=5, desc=tag, disable=None)
     if "reference" not in kept.done:
         drawn = draw(family, PLAIN.case, count, 0, bar)

@@ -227,11 +227,18 @@ TITLES = {
 }
 
 
-def run(family: Family, quick: bool, repeats: int, count: int | None = None, partial: Path | None = None) -> Report:
-    """All ablations; count: pictures of each; partial: the file of finished settings."""
+def run(
+    family: Family,
+    quick: bool,
+    repeats: int,
+    count: int | None = None,
+    partial: Path | None = None,
+    drawn_only: bool = False,
+) -> Report:
+    """All ablations; count, partial, drawn_only: see `quality.measure`."""
     planned = groups(quick)
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "vvs")
+    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "vvs", drawn_only)
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     tables = [(TITLES[name], HEADERS, [row(point) for point in (points[0], *part)]) for name, part in parts.items()]

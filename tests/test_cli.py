@@ -122,6 +122,7 @@ BAD = {
     "device": (["generate", "fox", "--device", "tpu"], "tpu"),
     "spec": (["compare", "fox", "--methods", "sjd:tail"], "no value"),
     "spec option": (["compare", "fox", "--methods", "sjd:tial=reuse"], "did you mean 'tail'"),
+    "only drawn": (["bench", "pictures", "--drawn"], "are for pareto, cool_sd and vvs, not for pictures"),
     "bench": (["bench", "speeed"], "did you mean 'speed'"),
 }
 

@@ -142,7 +142,7 @@ def test_sweeps_are_of_known_options_and_distinct() -> None:
 
 
 def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended after some settings, the bench draws only the others, and says the same in the end."""
+    """Ended after some settings, the bench draws only the others, and says the same in the end; timing may come later."""
     path = tmp_path / "some.partial.json"
     settings = [setting for sweep in pareto.SWEEPS for setting in sweep.settings(True)]
     whole = quality.measure(family, settings, quality.QUICK, 1)
@@ -157,8 +157,11 @@ def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monke
 
     monkeypatch.setattr(quality, "judge", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quality.measure(family, settings, quality.QUICK, 1, path)
+        quality.measure(family, settings, quality.QUICK, 0, path)
     assert len(json.loads(path.read_text())["done"]) == 4, "three settings and the reference"
+    assert [len(each.speedups) for each in quality.measure(family, settings, quality.QUICK, 0, path, drawn_only=True)] == [0] * 3
+    timed = quality.measure(family, settings, quality.QUICK, 1, path, drawn_only=True)
+    assert [len(each.speedups) for each in timed] == [0, 1, 1] and timed[1].name == settings[0].name
     drawn.append("resumed")
     again = quality.measure(family, settings, quality.QUICK, 1, path)
     assert drawn[4:] == [setting.name for setting in settings[2:]]
