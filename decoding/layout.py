@@ -27,16 +27,17 @@ class Layout:
     tier: int
 
 
-def ancestors(parents: Tensor) -> Tensor:
+def ancestors(parents: Tensor, height: int | None = None) -> Tensor:
     """Which nodes each node may see: bool [B, K, K], true on the diagonal and at every ancestor.
 
     parents [B, K]: index of each node's parent, -1 for a child of the last committed token; a parent stands before its child.
+    height: no node is deeper than this (None: not known).
     """
     nodes = parents.shape[1]
     own = torch.arange(nodes, device=parents.device)
     reach = ((parents[..., None] == own) | (own[:, None] == own)).float()
-    steps = 1
-    while steps < nodes:
+    steps, furthest = 1, (nodes if height is None else min(height, nodes)) - 1
+    while steps < furthest:
         reach = (reach @ reach).clamp_(max=1.0)
         steps *= 2
     return reach > 0
@@ -65,9 +66,18 @@ def causal_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype) -> Te
 
     slots [R, T]; pad [R] = number of left pads of each cache row.
     """
+    return _additive(_later(slots, pad, tier), dtype)
+
+
+def _later(slots: Tensor, pad: Tensor, tier: int) -> Tensor:
+    """What a token does not read in a chain, the padding and what comes after it: bool [R, T, tier]."""
     keys = torch.arange(tier, device=slots.device)
-    hidden = (keys > slots[..., None]) | (keys < pad[:, None, None])
-    return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, -torch.inf)[:, None]
+    return (keys > slots[..., None]) | (keys < pad[:, None, None])
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool [R, T, tier] -> 0 and -inf [R, 1, T, tier]."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
 class ChainLayouts:
@@ -119,13 +129,7 @@ def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: 
     reads everything committed and its own ancestors.
     """
     nodes = seen.shape[1]
-    mask = causal_mask(slots, pad, tier, dtype)
-    keys = torch.arange(tier, device=slots.device)
-    branch = torch.zeros(seen.shape[0], nodes, tier, dtype=dtype, device=slots.device)
-    scratch = (keys >= first[:, None]) | (keys < pad[:, None])
-    branch.masked_fill_(scratch[:, None], -torch.inf)
+    hidden = _later(slots, pad, tier)
     own = (first[:, None] + torch.arange(nodes, device=slots.device)).clamp_(max=tier - 1)
-    visible = torch.zeros(seen.shape, dtype=dtype, device=slots.device).masked_fill_(~seen, -torch.inf)
-    branch.scatter_(2, own[:, None].expand(-1, nodes, -1), visible)
-    mask[:, 0, -nodes:] = branch
-    return mask
+    hidden[:, -nodes:].scatter_(2, own[:, None].expand(-1, nodes, -1), ~seen)
+    return _additive(hidden, dtype)

@@ -14,14 +14,16 @@ from .layout import ancestors
 @dataclass(frozen=True)
 class Tree:
     """Shape of a draft tree over K nodes. parents [B or 1, K]: -1 = child of the last committed token; parents come first,
-    siblings in the order in which they are tested. A static tree has one row and is planned once."""
+    siblings in the order in which they are tested. A static tree has one row and is planned once. height: no node is deeper than
+    this, where it is known beforehand."""
 
     parents: Tensor
+    height: int | None = None
 
     @cached_property
     def seen(self) -> Tensor:
         """bool [B or 1, K, K]: each node's ancestors and itself."""
-        return ancestors(self.parents)
+        return ancestors(self.parents, self.height)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -48,6 +50,13 @@ class Tree:
         place = (self.parents + 1) * width + self.order
         table.scatter_(1, place, torch.arange(nodes, device=place.device).expand(rows, nodes))
         return table.view(rows, nodes + 1, width)
+
+    @cached_property
+    def families(self) -> tuple[Tensor, Tensor]:
+        """Rows of `children` that hold any [B or 1, F] (filled up with rows that hold none), and these rows [B or 1, F, C]."""
+        has = (self.children >= 0).any(2)
+        place = has.sort(dim=1, descending=True, stable=True).indices[:, : int(has.sum(1).max())]
+        return place, self.children.gather(1, place[..., None].expand(-1, -1, self.children.shape[2]))
 
 
 def static_tree(paths: list[tuple[int, ...]], device: torch.device | str = "cpu") -> Tree:

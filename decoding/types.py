@@ -92,7 +92,12 @@ def pick(rows: Tensor, x: Tensor) -> Tensor:
 
 def row(rows: Tensor, at: Tensor) -> Tensor:
     """rows [B, M, V] at at [B] -> [B, V]."""
-    return rows[0, at] if len(rows) == 1 else rows.gather(1, at[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
+    return rows_at(rows, at[:, None])[:, 0]
+
+
+def rows_at(rows: Tensor, at: Tensor) -> Tensor:
+    """rows [B, M, V] at at [B, L] -> [B, L, V]."""
+    return rows[:, at[0]] if len(rows) == 1 else rows.gather(1, at[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 @dataclass
