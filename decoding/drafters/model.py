@@ -51,7 +51,7 @@ class ModelDrafter(Grower):
             planner.begin()
         self._empty = no_draft(len(own.length), own.length.device)
         self._grown = self._empty
-        self._level = 0
+        self._level = self._height = 0
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
         """Draft K tokens after the last committed one."""
@@ -72,7 +72,7 @@ class ModelDrafter(Grower):
 
     def root(self) -> Scores:
         """One forward over the pending columns."""
-        self._grown, self._level = self._empty, 0
+        self._grown, self._level, self._height = self._empty, 0, 0
         return self._score(self._empty)
 
     def grow(self, tokens: Tensor, origin: Tensor) -> Scores:
@@ -81,7 +81,8 @@ class ModelDrafter(Grower):
         if grown.tree is not None:
             parents = torch.cat((grown.tree.parents.expand(len(parents), -1), parents), 1)
         self._level = grown.nodes + 1
-        self._grown = Draft(torch.cat((grown.tokens, tokens), 1), tree=Tree(parents))
+        self._height += 1
+        self._grown = Draft(torch.cat((grown.tokens, tokens), 1), tree=Tree(parents, self._height))
         scores, width = self._score(self._grown), tokens.shape[1]
         return Scores(scores.log_p[:, -width:], scores.index[:, -width:], scores.span)
 
