@@ -35,12 +35,12 @@ def ancestors(parents: Tensor, height: int | None = None) -> Tensor:
     """
     nodes = parents.shape[1]
     own = torch.arange(nodes, device=parents.device)
-    reach = ((parents[..., None] == own) | (own[:, None] == own)).float()
+    reach = (parents[..., None] == own) | (own[:, None] == own)
     steps, furthest = 1, (nodes if height is None else min(height, nodes)) - 1
     while steps < furthest:
-        reach = (reach @ reach).clamp_(max=1.0)
+        reach = reach.float() @ reach.float() > 0
         steps *= 2
-    return reach > 0
+    return reach
 
 
 def fed_columns(length: Tensor, pending: int, draft_depths: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ class Tree:
 
     @cached_property
     def levels(self) -> int:
-        """Depth of the deepest node (a host integer)."""
+        """`height`, or the depth of the deepest node (a host integer)."""
+        if self.height is not None:
+            return self.height
         return int(self.depth.max()) if self.depth.numel() else 0
 
     @cached_property
@@ -98,11 +100,9 @@ def rank_dynamic(scores: Tensor, parents: Tensor, total: int) -> tuple[Tensor, T
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :total]
     kept = best.sort(dim=1).values
     old = parents.gather(1, kept)
-    place = torch.full_like(scores, -1, dtype=torch.long).scatter_(
-        1, kept, torch.arange(total, device=kept.device).expand_as(kept)
-    )
-    new = torch.where(old < 0, -1, place.gather(1, old.clamp(min=0)))
-    return kept, new
+    place = kept.new_full((len(kept), scores.shape[1] + 1), -1)  # of the root, and of every node
+    place.scatter_(1, kept + 1, torch.arange(total, device=kept.device).expand_as(kept))
+    return kept, place.gather(1, old + 1)
 
 
 def spine_paths(depth: int, width: int) -> list[tuple[int, ...]]:

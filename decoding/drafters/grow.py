@@ -124,30 +124,28 @@ class Grower:
         pool_parents: list[Tensor] = []
         pool_scores: list[Tensor] = []
         scores, offset = self.root(), 0
-        beam_score = scores.log_p.new_zeros(len(scores.log_p), 1)
+        beam_score = scores.log_p.new_zeros(1, 1)
         beam_pool = torch.full_like(beam_score, -1, dtype=torch.long)
         for level in range(1, levels + 1):
             log_q = scores.log_p
             if self.seeded:
                 log_q = (log_q - scores.noise(noise)).log_softmax(-1)
             best = log_q.topk(min(k, log_q.shape[-1]), dim=-1)
-            width = best.values.shape[-1]
-            candidate = (beam_score[..., None] + best.values).flatten(1)
-            tokens = best.indices.flatten(1)
+            candidate, tokens = (beam_score[..., None] + best.values).flatten(1), best.indices.flatten(1)
             pool_tokens.append(tokens)
-            pool_parents.append(beam_pool.repeat_interleave(width, 1))
+            pool_parents.append(beam_pool[..., None].expand_as(best.indices).flatten(1))
             pool_scores.append(candidate)
             if level == levels:
                 break
             keep = candidate.topk(min(k, candidate.shape[1]), dim=1).indices.sort(1).values
             beam_score, beam_pool = candidate.gather(1, keep), offset + keep
-            scores = self.grow(tokens.gather(1, keep), torch.div(keep, width, rounding_mode="floor"))
+            scores = self.grow(tokens.gather(1, keep), keep // best.indices.shape[-1])
             offset += candidate.shape[1]
         scores_all, parents_all = torch.cat(pool_scores, 1), torch.cat(pool_parents, 1)
         kept, new_parents = rank_dynamic(scores_all, parents_all, total)
         self.confidence = scores_all.gather(1, kept)
         valid = self.confidence > -torch.inf
-        return Draft(torch.cat(pool_tokens, 1).gather(1, kept), None, Tree(new_parents), valid)
+        return Draft(torch.cat(pool_tokens, 1).gather(1, kept), None, Tree(new_parents, levels), valid)
 
 
 @dataclass(frozen=True)

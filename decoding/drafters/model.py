@@ -103,7 +103,7 @@ class ModelDrafter(Grower):
         """One forward of the draft model, which feeds it all of its own tokens that are not cached yet."""
         self.draft_forwards += 1
         scores = self.model.score(self.own, draft)
-        self.own.cached = self.own.length
+        self.own.cached, self.own.pending = self.own.length, 1
         return scores
 
     def _append(self, token: Tensor) -> None:
