@@ -57,6 +57,10 @@ class Cache:
         """Write hidden [R, T, D] at layout.flat."""
         self.hidden.view(self.rows * self.slots, -1).index_copy_(0, layout.flat, hidden.reshape(layout.flat.shape[0], -1))
 
+    def hidden_at(self, slots: Tensor) -> Tensor:
+        """Hidden states at slots [R, T]: [R, T, D]."""
+        return self.hidden.view(self.rows * self.slots, -1).index_select(0, self.flat(slots)).view(*slots.shape, -1)
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source [R, M] to target [R, M], all planes. Reads finish before writes, so the two may overlap."""
         source, target = self.flat(source), self.flat(target)

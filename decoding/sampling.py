@@ -77,7 +77,7 @@ def warp(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits / sampling.temperature
     vocabulary = logits.shape[-1]
     if 0 < sampling.top_k < vocabulary:
-        logits = logits.masked_fill(logits < kth_largest(logits, sampling.top_k), -torch.inf)
+        logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
     if sampling.top_p < 1.0:
         values, codes = logits.sort(dim=-1, descending=True, stable=True)
         mass = values.softmax(-1)

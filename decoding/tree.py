@@ -54,11 +54,29 @@ class Tree:
         return table.view(rows, nodes + 1, width)
 
     @cached_property
-    def families(self) -> tuple[Tensor, Tensor]:
-        """Rows of `children` that hold any [B or 1, F] (filled up with rows that hold none), and these rows [B or 1, F, C]."""
+    def families(self) -> Families:
+        """The nodes by their parents, those that have any children first."""
         has = (self.children >= 0).any(2)
-        place = has.sort(dim=1, descending=True, stable=True).indices[:, : int(has.sum(1).max())]
-        return place, self.children.gather(1, place[..., None].expand(-1, -1, self.children.shape[2]))
+        at = has.sort(dim=1, descending=True, stable=True).indices[:, : int(has.sum(1).max())]
+        kids = self.children.gather(1, at[..., None].expand(-1, -1, self.children.shape[2]))
+        depth = torch.nn.functional.pad(self.depth, (1, 0)).gather(1, at) + 1
+        return Families(at, kids, kids >= 0, kids.clamp(min=0), depth)
+
+
+@dataclass(frozen=True)
+class Families:
+    """Siblings side by side: F families of up to C.
+
+    at [B or 1, F]: the row of Scores that follows the parent (rows with fewer families are filled up with childless ones); kids
+    [B or 1, F, C]: its children in test order, -1 beyond; exist: where there is one; nodes: `kids`, 0 beyond; depth [B or 1, F]:
+    of the children.
+    """
+
+    at: Tensor
+    kids: Tensor
+    exist: Tensor
+    nodes: Tensor
+    depth: Tensor
 
 
 def static_tree(paths: list[tuple[int, ...]], device: torch.device | str = "cpu") -> Tree:

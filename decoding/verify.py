@@ -19,7 +19,7 @@ from .noise import COIN, DRAW, RECOVER, Noise
 from .rules import pointwise
 from .sampling import draw_with_margin, inverse_cdf
 from .tree import Tree
-from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict, rows_at
+from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict, row, rows_at
 
 
 class _Costly(Protocol):
@@ -191,7 +191,7 @@ class Walk:
     """Descend a tree: test the current node's children in order, each against what the earlier siblings have left of p."""
 
     def __init__(self, rule: Rule):
-        self.rule, self.exact = rule, rule.exact
+        self.rule, self.exact, self.chain = rule, rule.exact, Prefix(rule)
 
     def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         """See `Verifier`.
@@ -200,17 +200,17 @@ class Walk:
         in each of F families. Only the tests on the way down count.
         """
         if draft.tree is None:
-            return Prefix(self.rule)(draft, scores, noise)
+            return self.chain(draft, scores, noise)
         tree, (rows, nodes) = draft.tree, draft.tokens.shape
-        at, kids = (each.expand(rows, *each.shape[1:]) for each in tree.families)
-        flat, shape = kids.clamp(min=0).flatten(1), kids.shape
-        there, q = kids >= 0, draft.q
+        families, q = tree.families, draft.q
+        at, there, shape = families.at.expand(rows, -1), families.exist, (rows, *families.kids.shape[1:])
+        flat = families.nodes.flatten(1).expand(rows, -1)
         if draft.valid is not None:
             there = there & draft.valid.gather(1, flat).view(shape)
         x, index = draft.tokens.gather(1, flat).view(shape), scores.index.gather(1, at)
         if q is not None:
             q = rows_at(q, flat).view(*shape, -1)
-        depth = torch.nn.functional.pad(tree.depth, (1, 0)).expand(rows, -1).gather(1, at) + 1
+        depth = families.depth
         laws = [rows_at(scores.log_p, at).exp()]
         for sibling in range(shape[2]):
             left = self.rule.residual(laws[-1], None if q is None else q[:, :, sibling], x[:, :, sibling], depth)
@@ -225,7 +225,7 @@ class Walk:
         taken = taken & there
         early = taken.cumsum(2) == taken  # up to the first sibling that is taken, that one included
         kept = torch.zeros(rows, nodes + 1, dtype=torch.bool, device=at.device)
-        kept.scatter_(1, torch.where(taken & early, kids, nodes).flatten(1), True)
+        kept.scatter_(1, torch.where(taken & early, families.kids, nodes).flatten(1), True)
         reached, accepted, stop, path, rejected = _descend(draft, tree, kept[:, :-1])
         visited = torch.nn.functional.pad(reached, (1, 0), value=True).gather(1, at)
         tested = there & early & visited[..., None]
@@ -235,7 +235,7 @@ class Walk:
             tested = tested & ~trust
         cost = None if self.rule.exact else self._cost(law, q, x, depth, tested)
         here = at == stop[:, None]
-        residual = rows_at(laws[-1], here.long().argmax(1, keepdim=True))[:, 0]
+        residual = row(laws[-1], here.byte().argmax(1))
         final = torch.where(rejected[:, None], residual, scores.law(stop))
         last = draw_stop(final, scores, scores.index.gather(1, stop[:, None])[:, 0], noise)
         tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
@@ -246,9 +246,10 @@ class Walk:
     def _cost(self, law: Tensor, q: Tensor | None, x: Tensor, depth: Tensor, tested: Tensor) -> Tensor:
         """Sum of a relaxed rule's cost over the tested [B, F, C] nodes: [B]."""
         rule: _Costly = self.rule  # type: ignore[assignment]
-        row, family, sibling = tested.nonzero(as_tuple=True)
-        cost = rule.cost(law[tested], None if q is None else q[tested], x[tested], depth[row, family])
-        return law.new_zeros(len(tested)).index_add_(0, row, cost)
+        image, family, _ = tested.nonzero(as_tuple=True)
+        depth = depth.expand(len(tested), -1)[image, family]
+        cost = rule.cost(law[tested], None if q is None else q[tested], x[tested], depth)
+        return law.new_zeros(len(tested)).index_add_(0, image, cost)
 
 
 def unverified(draft: Draft) -> Verdict:

@@ -20,7 +20,7 @@ from ..noise import Noise
 from ..sampling import apply_grammar, guide, warp, widen
 from ..sequence import Sequence
 from ..tree import Tree
-from ..types import Draft, Scores
+from ..types import Draft, Scores, rows_at
 from .grow import Grower
 
 STALE = ("recent", "last")
@@ -98,10 +98,7 @@ class HeadDrafter(Grower):
         """Draft K tokens after the last committed one."""
         own, before = self.own, self.own.model_seconds
         self._sequence = sequence
-        column = own.steps(own.limit)
-        fed = torch.minimum(own.cached, sequence.length - 1)
-        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
-        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
+        own.follow(sequence)
         draft = self.draft(sequence, noise)
         sequence.draft_seconds += own.model_seconds - before
         return draft
@@ -144,8 +141,8 @@ class HeadDrafter(Grower):
             rows = max(len(origin), len(self._seen))
             origin = origin.expand(rows, -1)
             seen = self._seen.expand(rows, -1, -1).gather(1, origin[..., None].expand(-1, -1, own.scratch))
-            origin = origin.expand(len(tokens), -1).repeat(self._repeat, 1)
-            features = self._hidden.gather(1, origin[..., None].expand(-1, -1, self._hidden.shape[-1]))
+            origin = origin.expand(len(tokens), -1)
+            features = rows_at(self._hidden, origin.repeat(self._repeat, 1) if self._repeat > 1 else origin)
         else:
             seen, features = self._seen, self._hidden
         self._seen = torch.maximum(seen, self._single[self._first : last])
@@ -196,10 +193,8 @@ class HeadDrafter(Grower):
         if cache is None or bare is None:
             raise ValueError("no features here")
         source = self.sources(sequence, columns)
-        source = source.repeat(self._repeat, 1)
-        first = torch.arange(cache.rows, device=source.device)[:, None] * cache.slots
-        flat = (source + sequence.prompt).clamp_(min=0) + first
-        features = cache.hidden.view(cache.rows * cache.slots, -1)[flat]
+        source = source.repeat(self._repeat, 1) if self._repeat > 1 else source
+        features = cache.hidden_at((source + sequence.prompt).clamp_(min=0))
         if self.own.low <= self.own.pending or sequence.pending > 1:
             features = features.masked_fill(((source < 0) & bare[:, None])[..., None], 0.0)
         return features

@@ -59,7 +59,7 @@ class ModelDrafter(Grower):
             self.length = self.planner.choose()
             if self.length == 0:
                 return self._empty
-        self._follow(sequence)
+        self.own.follow(sequence)
         before = self.own.model_seconds
         draft = self.draft(sequence, noise)
         sequence.draft_seconds += self.own.model_seconds - before
@@ -90,14 +90,6 @@ class ModelDrafter(Grower):
         """The token becomes a pending column, so that it need not be fed again if it is kept."""
         self._append(token)
         return self._score(self._empty)
-
-    def _follow(self, sequence: Sequence) -> None:
-        """Adopt the committed tokens; the cache stays valid up to the first column that was fed something else."""
-        own = self.own
-        column = own.steps(own.limit)
-        fed = torch.minimum(own.cached, sequence.length - 1)
-        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
-        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
 
     def _score(self, draft: Draft) -> Scores:
         """One forward of the draft model, which feeds it all of its own tokens that are not cached yet."""
