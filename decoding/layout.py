@@ -91,10 +91,11 @@ class ChainLayouts:
         keys = torch.arange(slots, device=pad.device)
         self.prompt, self.slots = prompt, slots
         self.first = torch.arange(len(pad), device=pad.device)[:, None] * slots + prompt
-        self.keys = keys - prompt
         self.padding = torch.zeros(len(pad), 1, 1, slots, dtype=dtype, device=pad.device)
         self.padding.masked_fill_((keys < pad[:, None])[:, None, None], -torch.inf)
-        self.never = torch.full((), -torch.inf, dtype=dtype, device=pad.device)
+        # Zeros, then -inf: a window of it that begins later hides more.
+        self.horizon = self.padding.new_zeros(2 * slots)
+        self.horizon[slots:] = -torch.inf
         self.stairs: dict[int, Tensor] = {}
 
     def even(self, column: int, columns: Tensor) -> Layout:
@@ -112,14 +113,15 @@ class ChainLayouts:
 
     def ragged(self, columns: Tensor, tier: int, idle: Tensor | None) -> Layout:
         """Rows at their own columns [B, T]; idle [B, T]: tokens whose writes go to the trash slot (None: no token's)."""
-        repeat = self.first.shape[0] // columns.shape[0]
-        places = columns.repeat(repeat, 1)
-        mask = torch.where(self.keys[:tier] <= places[:, None, :, None], self.padding[..., :tier], self.never)
-        flat = places + self.first
+        rows, count = columns.shape
+        begin = (self.slots - 1 - self.prompt - columns).view(-1)
+        hidden = self.horizon.unfold(0, tier, 1).index_select(0, begin).view(rows, count, tier)
+        mask = self.padding[..., :tier].view(-1, rows, 1, tier) + hidden
+        first = self.first.view(-1, rows, 1)
+        flat = columns + first
         if idle is not None:
-            trash = self.first + (self.slots - 1 - self.prompt)
-            flat = torch.where(idle.repeat(repeat, 1), trash, flat)
-        return Layout(columns, flat.reshape(-1), mask, tier)
+            flat = torch.where(idle, first + (self.slots - 1 - self.prompt), flat)
+        return Layout(columns, flat.view(-1), mask.view(-1, 1, count, tier), tier)
 
 
 def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: Tensor, seen: Tensor) -> Tensor:

@@ -111,22 +111,18 @@ class HeadDrafter(Grower):
         if own.prefix is not None:
             self.head.prefill(self.target, own, sequence.cache.hidden[:, : sequence.prompt])
             own.prefix = None
-        even = own.low == own.high
-        if even:
+        if own.low == own.high:
             columns = own.steps(own.low)[own.low - own.pending :].expand(len(own.length), -1)
             layout = self._plans.even(own.low - own.pending, columns)
-            tier, base = layout.tier, self._plans.padding[..., : layout.tier]
         else:
             columns = (own.length[:, None] - own.pending + own.steps(own.pending)).clamp_(min=0)
             tier = min(-(-(own.prompt + own.high) // TIER) * TIER, self._cache.slots)
             done = (own.length >= own.limit)[:, None].expand_as(columns) if own.high >= own.limit else None
             layout = self._plans.ragged(columns, tier, done)
-            past = self._plans.keys[:tier] < own.length.repeat(self._repeat)[:, None, None, None]
-            base = torch.where(past, self._plans.padding[..., :tier], self._plans.never)
         hidden = self._step(own.tokens.gather(1, columns), self._features(sequence, columns), layout)
         # What was read with a feature that is not final is read again.
         own.cached = torch.minimum(own.length, sequence.cached + 1)
-        self._hidden, self._tier, self._base = hidden[:, -1:], tier, base[..., own.scratch :]
+        self._hidden, self._tier, self._base = hidden[:, -1:], layout.tier, layout.mask[:, :, -1:, own.scratch :]
         self._seen, self._depth, self._first = self._single.new_full((1, 1, own.scratch), -torch.inf), 0, 0
         self._place = (own.length - 1)[:, None]
         return self._scores()
