@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .noise import DRAW, Noise
+from .sampling import rows_at
 from .sequence import Sequence
 from .tree import Tree
 
@@ -93,11 +94,6 @@ def pick(rows: Tensor, x: Tensor) -> Tensor:
 def row(rows: Tensor, at: Tensor) -> Tensor:
     """rows [B, M, V] at at [B] -> [B, V]."""
     return rows_at(rows, at[:, None])[:, 0]
-
-
-def rows_at(rows: Tensor, at: Tensor) -> Tensor:
-    """rows [B, M, V] at at [B, L] -> [B, L, V]."""
-    return rows[:, at[0]] if len(rows) == 1 else rows.gather(1, at[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 @dataclass

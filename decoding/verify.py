@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .noise import COIN, DRAW, RECOVER, Noise
 from .rules import pointwise
-from .sampling import draw_with_margin, inverse_cdf
+from .sampling import draw_with_margin, inverse_cdf, rows_at
 from .tree import Tree
-from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict, row, rows_at
+from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict, row
 
 
 class _Costly(Protocol):

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..layout import ChainLayouts, Layout
 from ..noise import Noise
-from ..sampling import apply_grammar, guide, warp, widen
+from ..sampling import apply_grammar, guide, rows_at, warp, widen
 from ..sequence import Sequence
 from ..tree import Tree
-from ..types import Draft, Scores, rows_at
+from ..types import Draft, Scores
 from .grow import Grower
 
 STALE = ("recent", "last")
