@@ -254,17 +254,21 @@ def test_without_the_copy_features_are_wrong(shape, monkeypatch):
 @pytest.mark.parametrize("fault", ["stand-ins kept", "accepted columns not read"])
 def test_a_stale_head_cache_is_noticed(fault, monkeypatch):
     """Controls: columns read with a stand-in for a missing feature are not read again; nor accepted ones after a draft."""
-    root, adopt = HeadDrafter.root, Sequence.adopt
+    root, follow = HeadDrafter.root, Sequence.follow
 
     def spoiled(self: HeadDrafter) -> Scores:
         scores = root(self)
         self.own.cached = self.own.length
         return scores
 
+    def forgetful(self: Sequence, other: Sequence) -> None:
+        follow(self, other)
+        self.cached, self.pending = self.length - 1, 1
+
     if fault == "stand-ins kept":
         monkeypatch.setattr(HeadDrafter, "root", spoiled)
     else:
-        monkeypatch.setattr(Sequence, "adopt", lambda self, tokens, length, cached: adopt(self, tokens, length, length - 1))
+        monkeypatch.setattr(Sequence, "follow", forgetful)
     drafter = Skipping(Checked(UNEQUAL, Sampling(), tree=TREE, seeded=True), [2, 1, 2, 1])  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
         decode_checked(drafter, Match(), compare=False)
