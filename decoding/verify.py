@@ -230,7 +230,7 @@ class Walk:
         visited = torch.nn.functional.pad(reached, (1, 0), value=True).gather(1, at)
         tested = there & early & visited[..., None]
         # Tokens kept so far less the chances they were given is a martingale, so the chances add up to what to expect.
-        expected = (keep * tested).flatten(1).sum(1) + 1.0
+        expected = torch.where(tested, keep, 0.0).flatten(1).sum(1) + 1.0
         if draft.trust is not None:
             tested = tested & ~trust
         cost = None if self.rule.exact else self._cost(law, q, x, depth, tested)
@@ -246,10 +246,11 @@ class Walk:
     def _cost(self, law: Tensor, q: Tensor | None, x: Tensor, depth: Tensor, tested: Tensor) -> Tensor:
         """Sum of a relaxed rule's cost over the tested [B, F, C] nodes: [B]."""
         rule: _Costly = self.rule  # type: ignore[assignment]
-        image, family, _ = tested.nonzero(as_tuple=True)
-        depth = depth.expand(len(tested), -1)[image, family]
-        cost = rule.cost(law[tested], None if q is None else q[tested], x[tested], depth)
-        return law.new_zeros(len(tested)).index_add_(0, image, cost)
+        here = tested.nonzero(as_tuple=True)
+        depth = depth.expand(len(tested), -1)[here[:2]]
+        cost = law.new_zeros(tested.shape)
+        cost[here] = rule.cost(law[here], None if q is None else q[here], x[here], depth)
+        return cost.flatten(1).sum(1)
 
 
 def unverified(draft: Draft) -> Verdict:
