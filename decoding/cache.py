@@ -29,8 +29,9 @@ class Cache:
         device: torch.device,
     ):
         self.rows, self.slots = rows, slots
-        self.keys = torch.zeros(layers, rows, slots, heads, width, dtype=dtype, device=device)
-        self.values = torch.zeros_like(self.keys)
+        planes = torch.zeros(2, layers, rows, slots, heads, width, dtype=dtype, device=device)
+        self.keys, self.values = planes
+        self._planes = planes.view(2 * layers, rows * slots, -1)
         self.hidden = torch.zeros(rows, slots, dim, dtype=dtype, device=device)
         self._flat = [(k.view(rows * slots, -1), v.view(rows * slots, -1)) for k, v in zip(self.keys, self.values, strict=True)]
         self._first = torch.arange(rows, device=device) * slots
@@ -56,12 +57,13 @@ class Cache:
         """Write hidden [R, T, D] at layout.flat."""
         self.hidden.view(self.rows * self.slots, -1).index_copy_(0, layout.flat, hidden.reshape(layout.flat.shape[0], -1))
 
+    def hidden_at(self, slots: Tensor) -> Tensor:
+        """Hidden states at slots [R, T]: [R, T, D]."""
+        return self.hidden.view(self.rows * self.slots, -1).index_select(0, self.flat(slots)).view(*slots.shape, -1)
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots source [R, M] to target [R, M], all planes. Reads finish before writes, so the two may overlap."""
         source, target = self.flat(source), self.flat(target)
-        layers = self.keys.shape[0]
-        for plane in (self.keys, self.values):
-            flat = plane.view(layers, self.rows * self.slots, -1)
-            flat[:, target] = flat[:, source]
         hidden = self.hidden.view(self.rows * self.slots, -1)
-        hidden[target] = hidden[source]
+        for plane, axis in ((self._planes, 1), (hidden, 0)):
+            plane.index_copy_(axis, target, plane.index_select(axis, source))

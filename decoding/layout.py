@@ -27,19 +27,20 @@ class Layout:
     tier: int
 
 
-def ancestors(parents: Tensor) -> Tensor:
+def ancestors(parents: Tensor, height: int | None = None) -> Tensor:
     """Which nodes each node may see: bool [B, K, K], true on the diagonal and at every ancestor.
 
     parents [B, K]: index of each node's parent, -1 for a child of the last committed token; a parent stands before its child.
+    height: no node is deeper than this (None: not known).
     """
     nodes = parents.shape[1]
     own = torch.arange(nodes, device=parents.device)
-    reach = ((parents[..., None] == own) | (own[:, None] == own)).float()
-    steps = 1
-    while steps < nodes:
-        reach = (reach @ reach).clamp_(max=1.0)
+    reach = (parents[..., None] == own) | (own[:, None] == own)
+    steps, furthest = 1, (nodes if height is None else min(height, nodes)) - 1
+    while steps < furthest:
+        reach = reach.float() @ reach.float() > 0
         steps *= 2
-    return reach > 0
+    return reach
 
 
 def fed_columns(length: Tensor, pending: int, draft_depths: Tensor) -> Tensor:
@@ -65,9 +66,18 @@ def causal_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype) -> Te
 
     slots [R, T]; pad [R] = number of left pads of each cache row.
     """
+    return _additive(_later(slots, pad, tier), dtype)
+
+
+def _later(slots: Tensor, pad: Tensor, tier: int) -> Tensor:
+    """What a token does not read in a chain, the padding and what comes after it: bool [R, T, tier]."""
     keys = torch.arange(tier, device=slots.device)
-    hidden = (keys > slots[..., None]) | (keys < pad[:, None, None])
-    return torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, -torch.inf)[:, None]
+    return (keys > slots[..., None]) | (keys < pad[:, None, None])
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool [R, T, tier] -> 0 and -inf [R, 1, T, tier]."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
 class ChainLayouts:
@@ -81,10 +91,11 @@ class ChainLayouts:
         keys = torch.arange(slots, device=pad.device)
         self.prompt, self.slots = prompt, slots
         self.first = torch.arange(len(pad), device=pad.device)[:, None] * slots + prompt
-        self.keys = keys - prompt
         self.padding = torch.zeros(len(pad), 1, 1, slots, dtype=dtype, device=pad.device)
         self.padding.masked_fill_((keys < pad[:, None])[:, None, None], -torch.inf)
-        self.never = torch.full((), -torch.inf, dtype=dtype, device=pad.device)
+        # Zeros, then -inf: a window of it that begins later hides more.
+        self.horizon = self.padding.new_zeros(2 * slots)
+        self.horizon[slots:] = -torch.inf
         self.stairs: dict[int, Tensor] = {}
 
     def even(self, column: int, columns: Tensor) -> Layout:
@@ -102,14 +113,15 @@ class ChainLayouts:
 
     def ragged(self, columns: Tensor, tier: int, idle: Tensor | None) -> Layout:
         """Rows at their own columns [B, T]; idle [B, T]: tokens whose writes go to the trash slot (None: no token's)."""
-        repeat = self.first.shape[0] // columns.shape[0]
-        places = columns.repeat(repeat, 1)
-        mask = torch.where(self.keys[:tier] <= places[:, None, :, None], self.padding[..., :tier], self.never)
-        flat = places + self.first
+        rows, count = columns.shape
+        begin = (self.slots - 1 - self.prompt - columns).view(-1)
+        hidden = self.horizon.unfold(0, tier, 1).index_select(0, begin).view(rows, count, tier)
+        mask = self.padding[..., :tier].view(-1, rows, 1, tier) + hidden
+        first = self.first.view(-1, rows, 1)
+        flat = columns + first
         if idle is not None:
-            trash = self.first + (self.slots - 1 - self.prompt)
-            flat = torch.where(idle.repeat(repeat, 1), trash, flat)
-        return Layout(columns, flat.reshape(-1), mask, tier)
+            flat = torch.where(idle, first + (self.slots - 1 - self.prompt), flat)
+        return Layout(columns, flat.view(-1), mask.view(-1, 1, count, tier), tier)
 
 
 def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: Tensor, seen: Tensor) -> Tensor:
@@ -119,13 +131,7 @@ def tree_mask(slots: Tensor, pad: Tensor, tier: int, dtype: torch.dtype, first: 
     reads everything committed and its own ancestors.
     """
     nodes = seen.shape[1]
-    mask = causal_mask(slots, pad, tier, dtype)
-    keys = torch.arange(tier, device=slots.device)
-    branch = torch.zeros(seen.shape[0], nodes, tier, dtype=dtype, device=slots.device)
-    scratch = (keys >= first[:, None]) | (keys < pad[:, None])
-    branch.masked_fill_(scratch[:, None], -torch.inf)
+    hidden = _later(slots, pad, tier)
     own = (first[:, None] + torch.arange(nodes, device=slots.device)).clamp_(max=tier - 1)
-    visible = torch.zeros(seen.shape, dtype=dtype, device=slots.device).masked_fill_(~seen, -torch.inf)
-    branch.scatter_(2, own[:, None].expand(-1, nodes, -1), visible)
-    mask[:, 0, -nodes:] = branch
-    return mask
+    hidden[:, -nodes:].scatter_(2, own[:, None].expand(-1, nodes, -1), ~seen)
+    return _additive(hidden, dtype)

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .sampling import rows_at
+
 DRAW, COIN, RECOVER, DRAFT, SKIP, TAIL = range(6)
 
 _MASK32 = 0xFFFFFFFF
@@ -133,7 +135,7 @@ class Noise:
         self._draws = kept
         if contiguous:
             return kept[:, first - self._first : last - self._first]
-        return kept.gather(1, (index - self._first)[..., None].expand(-1, -1, vocabulary))
+        return rows_at(kept, index - self._first)
 
     def _fresh(self, first: int, last: int, vocabulary: int, dtype: torch.dtype) -> Tensor:
         index = torch.arange(first, last, device=self.seeds.device).expand(len(self.seeds), -1)

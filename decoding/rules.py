@@ -28,8 +28,7 @@ def point_mass(x: Tensor, like: Tensor) -> Tensor:
 def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
     """mass [..., V] scaled to sum 1; rows without any mass become `fallback`."""
     total = mass.sum(-1, keepdim=True)
-    empty = total <= 0
-    return torch.where(empty, fallback, mass / total.masked_fill(empty, 1.0))
+    return torch.where(total > 0, mass / total, fallback)
 
 
 class Pointwise:

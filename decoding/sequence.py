@@ -107,6 +107,17 @@ class Sequence:
         self.tokens, self.length, self.cached, self._uneven = tokens, length, cached, True
         self.refresh()
 
+    def follow(self, other: Sequence) -> None:
+        """Take over another sequence's tokens; columns stay cached up to the first one that was fed something else here."""
+        column, fed = self.steps(self.limit), torch.minimum(self.cached, other.length - 1)
+        same = (self.tokens == other.tokens) & (column < fed[:, None])
+        self.tokens, self.length, self.cached = other.tokens.clone(), other.length, same.byte().argmin(1)
+        gap = self.length - self.cached
+        if other.high >= self.limit:
+            gap = torch.where(self.active, gap, 1)
+        self.low, self.high, self.pending = other.low, other.high, int(gap.max())
+        self._uneven = self.pending > 1
+
     def clear_ahead(self) -> None:
         """Zero the columns that are not committed."""
         column = torch.arange(self.limit, device=self.tokens.device)
@@ -157,7 +168,7 @@ class Sequence:
         cache = self.cache
         if cache is None:
             return
-        depth = torch.arange(path.shape[1], device=path.device)
+        depth = self.steps(path.shape[1])
         kept = depth < accepted[:, None]
         base = self.prompt + before[:, None]
         source = torch.where(kept, base + path.clamp(min=0), cache.trash)

@@ -194,9 +194,9 @@ class Recorder:
         if scores is not None and verdict.path is None:
             log_p = scores.log_p[:, :width].gather(2, verdict.tokens[..., None])[..., 0]
         elif scores is not None and verdict.path is not None:
-            rows = torch.nn.functional.pad(verdict.path + 1, (1, 0)).clamp_(min=0)
-            rows = rows.scatter(1, verdict.accepted[:, None], verdict.stop[:, None])
-            log_p = scores.log_p[torch.arange(len(rows), device=rows.device)[:, None], rows, verdict.tokens]
+            rows = torch.nn.functional.pad(verdict.path + 1, (1, 0))
+            rows.scatter_(1, verdict.accepted[:, None], verdict.stop[:, None])
+            log_p = scores.log_p.flatten(1).gather(1, rows * scores.log_p.shape[-1] + verdict.tokens)
         if log_p is not None and verdict.scored is not None:
             log_p = log_p.masked_fill(~verdict.scored[:, None], torch.nan)
         self._log.append(_Round(before, added, verdict, log_p, draft.nodes, draft.valid))

@@ -14,14 +14,16 @@ from .layout import ancestors
 @dataclass(frozen=True)
 class Tree:
     """Shape of a draft tree over K nodes. parents [B or 1, K]: -1 = child of the last committed token; parents come first,
-    siblings in the order in which they are tested. A static tree has one row and is planned once."""
+    siblings in the order in which they are tested. A static tree has one row and is planned once. height: no node is deeper than
+    this, where it is known beforehand."""
 
     parents: Tensor
+    height: int | None = None
 
     @cached_property
     def seen(self) -> Tensor:
         """bool [B or 1, K, K]: each node's ancestors and itself."""
-        return ancestors(self.parents)
+        return ancestors(self.parents, self.height)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -30,7 +32,9 @@ class Tree:
 
     @cached_property
     def levels(self) -> int:
-        """Depth of the deepest node (a host integer)."""
+        """`height`, or the depth of the deepest node (a host integer)."""
+        if self.height is not None:
+            return self.height
         return int(self.depth.max()) if self.depth.numel() else 0
 
     @cached_property
@@ -48,6 +52,31 @@ class Tree:
         place = (self.parents + 1) * width + self.order
         table.scatter_(1, place, torch.arange(nodes, device=place.device).expand(rows, nodes))
         return table.view(rows, nodes + 1, width)
+
+    @cached_property
+    def families(self) -> Families:
+        """The nodes by their parents, those that have any children first."""
+        has = (self.children >= 0).any(2)
+        at = has.sort(dim=1, descending=True, stable=True).indices[:, : int(has.sum(1).max())]
+        kids = self.children.gather(1, at[..., None].expand(-1, -1, self.children.shape[2]))
+        depth = torch.nn.functional.pad(self.depth, (1, 0)).gather(1, at) + 1
+        return Families(at, kids, kids >= 0, kids.clamp(min=0), depth)
+
+
+@dataclass(frozen=True)
+class Families:
+    """Siblings side by side: F families of up to C.
+
+    at [B or 1, F]: the row of Scores that follows the parent (rows with fewer families are filled up with childless ones); kids
+    [B or 1, F, C]: its children in test order, -1 beyond; exist: where there is one; nodes: `kids`, 0 beyond; depth [B or 1, F]:
+    of the children.
+    """
+
+    at: Tensor
+    kids: Tensor
+    exist: Tensor
+    nodes: Tensor
+    depth: Tensor
 
 
 def static_tree(paths: list[tuple[int, ...]], device: torch.device | str = "cpu") -> Tree:
@@ -89,11 +118,9 @@ def rank_dynamic(scores: Tensor, parents: Tensor, total: int) -> tuple[Tensor, T
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :total]
     kept = best.sort(dim=1).values
     old = parents.gather(1, kept)
-    place = torch.full_like(scores, -1, dtype=torch.long).scatter_(
-        1, kept, torch.arange(total, device=kept.device).expand_as(kept)
-    )
-    new = torch.where(old < 0, -1, place.gather(1, old.clamp(min=0)))
-    return kept, new
+    place = kept.new_full((len(kept), scores.shape[1] + 1), -1)  # of the root, and of every node
+    place.scatter_(1, kept + 1, torch.arange(total, device=kept.device).expand_as(kept))
+    return kept, place.gather(1, old + 1)
 
 
 def spine_paths(depth: int, width: int) -> list[tuple[int, ...]]:

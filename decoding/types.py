@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .noise import DRAW, Noise
+from .sampling import rows_at
 from .sequence import Sequence
 from .tree import Tree
 
@@ -92,7 +93,7 @@ def pick(rows: Tensor, x: Tensor) -> Tensor:
 
 def row(rows: Tensor, at: Tensor) -> Tensor:
     """rows [B, M, V] at at [B] -> [B, V]."""
-    return rows[0, at] if len(rows) == 1 else rows.gather(1, at[:, None, None].expand(-1, 1, rows.shape[-1]))[:, 0]
+    return rows_at(rows, at[:, None])[:, 0]
 
 
 @dataclass

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from .noise import COIN, DRAW, RECOVER, Noise
 from .rules import pointwise
-from .sampling import draw_with_margin, inverse_cdf
-from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict
+from .sampling import draw_with_margin, inverse_cdf, rows_at
+from .tree import Tree
+from .types import BONUS, DRAWN, UNVERIFIED, Draft, Rule, Scores, Verdict, row
 
 
 class _Costly(Protocol):
@@ -86,15 +87,8 @@ class Match:
             agree = (drawn.gather(1, parent) == draft.tokens) & _valid(draft)
             if draft.trust is not None:
                 agree |= draft.trust & _valid(draft)
-            reached = ~((~agree)[:, None] & tree.seen).any(-1)
-            depth = torch.where(reached, tree.depth.expand(rows, -1), 0)
-            accepted = depth.max(1).values
-            path = _path(reached, depth, tree.levels)
-            end = depth.argmax(1)
-            stop = torch.where(accepted > 0, end + 1, 0)
-            children = tree.children.expand(rows, -1, -1)[torch.arange(rows, device=stop.device), stop]
-            tested = (children >= 0) & _valid(draft).gather(1, children.clamp(min=0))
-            judged, rejected = accepted + tested.any(1), tested.any(1)
+            _, accepted, stop, path, rejected = _descend(draft, tree, agree)
+            judged = accepted + rejected
             last = drawn.gather(1, stop[:, None])[:, 0]
             tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
             margin = gap.gather(1, torch.nn.functional.pad(path.clamp(min=-1) + 1, (1, 0)))
@@ -105,13 +99,23 @@ class Match:
         return Verdict(tokens, accepted + 1, path, accepted, judged, stop, source, drawn, margin, trusted=trusted)
 
 
-def _path(reached: Tensor, depth: Tensor, levels: int) -> Tensor:
-    """The reached nodes in order of depth: [B, levels], -1 beyond."""
-    rows, nodes = reached.shape
-    path = torch.full((rows, levels + 1), -1, dtype=torch.long, device=reached.device)
-    place = torch.where(reached, depth - 1, levels)
-    path.scatter_(1, place, torch.arange(nodes, device=reached.device).expand(rows, nodes))
-    return path[:, :levels]
+def _descend(draft: Draft, tree: Tree, kept: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Where kept nodes lead from the root, if kept [B, K] is true of one sibling at most.
+
+    Returns reached [B, K]: nodes kept with all their ancestors; how many [B]; the row [B] of Scores at the last of them; path
+    [B, levels]: these in order of depth, -1 beyond; whether the last has valid children, none of which was kept [B].
+    """
+    reached = ~(tree.seen & ~kept[:, None]).any(-1)
+    depth = torch.where(reached, tree.depth, 0)
+    accepted, end = depth.max(1)
+    stop = torch.where(accepted > 0, end + 1, 0)
+    path = torch.full((len(kept), tree.levels + 1), -1, dtype=torch.long, device=kept.device)
+    place = torch.arange(kept.shape[1], device=kept.device).expand_as(depth)
+    path.scatter_(1, torch.where(reached, depth - 1, tree.levels), place)
+    refused = tree.parents + 1 == stop[:, None]
+    if draft.valid is not None:
+        refused &= draft.valid
+    return reached, accepted, stop, path[:, :-1], refused.any(1)
 
 
 def _trusted(draft: Draft, path: Tensor | None, accepted: Tensor) -> Tensor | None:
@@ -183,69 +187,70 @@ class Prefix:
         return (cost * (order <= judged[:, None])).sum(1)
 
 
-def _nothing(mask: Tensor) -> bool:
-    """Whether no row is meant; False where asking would make the host wait."""
-    return mask.device.type == "cpu" and not bool(mask.any())
-
-
 class Walk:
     """Descend a tree: test the current node's children in order, each against what the earlier siblings have left of p."""
 
     def __init__(self, rule: Rule):
-        self.rule, self.exact = rule, rule.exact
+        self.rule, self.exact, self.chain = rule, rule.exact, Prefix(rule)
 
     def __call__(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        """See `Verifier`."""
+        """See `Verifier`.
+
+        What a test needs does not depend on how the tests before it end, so all nodes [B, F, C] are tested at once: C siblings
+        in each of F families. Only the tests on the way down count.
+        """
         if draft.tree is None:
-            return Prefix(self.rule)(draft, scores, noise)
-        tree, rows = draft.tree, len(draft.tokens)
-        batch = torch.arange(rows, device=draft.tokens.device)
-        valid, children = _valid(draft), tree.children.expand(rows, -1, -1)
-        at = torch.zeros(rows, dtype=torch.long, device=batch.device)
-        law = scores.p[:, 0]
-        path = torch.full((rows, tree.levels), -1, dtype=torch.long, device=batch.device)
-        accepted, judged = torch.zeros_like(at), torch.zeros_like(at)
-        rejected = torch.zeros_like(at, dtype=torch.bool)
-        relaxed = None if self.rule.exact else torch.zeros(rows, dtype=law.dtype, device=batch.device)
+            return self.chain(draft, scores, noise)
+        tree, (rows, nodes) = draft.tree, draft.tokens.shape
+        families, q = tree.families, draft.q
+        at, there, shape = families.at.expand(rows, -1), families.exist, (rows, *families.kids.shape[1:])
+        flat = families.nodes.flatten(1).expand(rows, -1)
+        if draft.valid is not None:
+            there = there & draft.valid.gather(1, flat).view(shape)
+        x, index = draft.tokens.gather(1, flat).view(shape), scores.index.gather(1, at)
+        if q is not None:
+            q = rows_at(q, flat).view(*shape, -1)
+        depth = families.depth
+        laws = [rows_at(scores.log_p, at).exp()]
+        for sibling in range(shape[2]):
+            left = self.rule.residual(laws[-1], None if q is None else q[:, :, sibling], x[:, :, sibling], depth)
+            laws.append(torch.where(there[:, :, sibling, None], left, laws[-1]))
+        law = torch.stack(laws[:-1], 2)
+        keep = self.rule.accept(law, q, x, depth[..., None])
+        coins = [scores.uniform(noise, index, COIN, sibling, keep.dtype) for sibling in range(shape[2])]
+        taken = torch.stack(coins, 2) < keep
+        if draft.trust is not None:
+            trust = draft.trust.gather(1, flat).view(shape)
+            taken, keep = taken | trust, keep.masked_fill(trust, 1.0)
+        taken = taken & there
+        early = taken.cumsum(2) == taken  # up to the first sibling that is taken, that one included
+        kept = torch.zeros(rows, nodes + 1, dtype=torch.bool, device=at.device)
+        kept.scatter_(1, torch.where(taken & early, families.kids, nodes).flatten(1), True)
+        reached, accepted, stop, path, rejected = _descend(draft, tree, kept[:, :-1])
+        visited = torch.nn.functional.pad(reached, (1, 0), value=True).gather(1, at)
+        tested = there & early & visited[..., None]
         # Tokens kept so far less the chances they were given is a martingale, so the chances add up to what to expect.
-        expected = torch.ones(rows, dtype=law.dtype, device=batch.device)
-        for depth in range(1, tree.levels + 1):
-            descended = torch.zeros_like(rejected)
-            failed = torch.zeros_like(rejected)
-            options = children[batch, at]
-            for sibling in range(options.shape[1]):
-                node = options[:, sibling]
-                safe = node.clamp(min=0)
-                live = (accepted == depth - 1) & (node >= 0) & valid[batch, safe] & ~descended
-                if _nothing(live):
-                    break
-                x, q = draft.tokens[batch, safe], None if draft.q is None else draft.q[batch, safe]
-                keep = self.rule.accept(law, q, x, depth)
-                coin = scores.uniform(noise, scores.index[batch, at][:, None], COIN, sibling, keep.dtype)[:, 0]
-                sure = torch.zeros_like(live) if draft.trust is None else draft.trust[batch, safe]
-                taken = live & ((coin < keep) | sure)
-                judged += live & ~sure
-                expected = expected + torch.where(sure, 1.0, keep) * live
-                if relaxed is not None:
-                    rule: _Costly = self.rule  # type: ignore[assignment]
-                    relaxed = relaxed + rule.cost(law, q, x, depth) * (live & ~sure)
-                missed = live & ~taken
-                law = torch.where(missed[:, None], self.rule.residual(law, q, x, depth), law)
-                path[:, depth - 1] = torch.where(taken, node, path[:, depth - 1])
-                descended |= taken
-                failed |= missed
-            if _nothing(descended):
-                rejected = rejected | failed
-                break
-            accepted = accepted + descended
-            rejected = torch.where(descended, False, rejected | failed)
-            at = torch.where(descended, path[:, depth - 1] + 1, at)
-            law = torch.where(descended[:, None], scores.p[batch, at], law)
-        last = draw_stop(law, scores, scores.index[batch, at], noise)
+        expected = torch.where(tested, keep, 0.0).flatten(1).sum(1) + 1.0
+        if draft.trust is not None:
+            tested = tested & ~trust
+        cost = None if self.rule.exact else self._cost(law, q, x, depth, tested)
+        here = at == stop[:, None]
+        residual = row(laws[-1], here.byte().argmax(1))
+        final = torch.where(rejected[:, None], residual, scores.law(stop))
+        last = draw_stop(final, scores, scores.index.gather(1, stop[:, None])[:, 0], noise)
         tokens = _finish(draft.tokens.gather(1, path.clamp(min=0)), last, accepted)
+        judged, trusted = tested.flatten(1).sum(1), _trusted(draft, path, accepted)
         source = BONUS - rejected.long()
-        trusted = _trusted(draft, path, accepted)
-        return Verdict(tokens, accepted + 1, path, accepted, judged, at, source, cost=relaxed, expected=expected, trusted=trusted)
+        return Verdict(tokens, accepted + 1, path, accepted, judged, stop, source, cost=cost, expected=expected, trusted=trusted)
+
+    def _cost(self, law: Tensor, q: Tensor | None, x: Tensor, depth: Tensor, tested: Tensor) -> Tensor:
+        """Sum of a relaxed rule's cost over the tested [B, F, C] nodes: [B]."""
+        rule: _Costly = self.rule  # type: ignore[assignment]
+        here = tested.nonzero(as_tuple=True)
+        depth = depth.expand(len(tested), -1)[here[:2]]
+        cost = law.new_zeros(tested.shape)
+        cost[here] = rule.cost(law[here], None if q is None else q[here], x[here], depth)
+        return cost.flatten(1).sum(1)
 
 
 def unverified(draft: Draft) -> Verdict:

@@ -40,7 +40,7 @@ class Grower:
         self.length, self.tree, self.dynamic, self.seeded = length, tree, dynamic, seeded
         self.draft_forwards = 0
         self.confidence: Tensor | None = None
-        self._levels = None if tree is None else plan(tree)
+        self._plan = None if tree is None else plan(tree)
 
     def root(self) -> Scores:
         """What follows the committed tokens: one row per image. Forgets the nodes grown before."""
@@ -74,8 +74,8 @@ class Grower:
             return no_draft(len(sequence.length), sequence.length.device)
         if self.dynamic is not None:
             draft = self._dynamic(noise, *self.dynamic)
-        elif self.tree is not None and self._levels is not None:
-            draft = self._static(noise, self.tree, self._levels)
+        elif self.tree is not None and self._plan is not None:
+            draft = self._static(noise, self.tree, self._plan)
         else:
             draft = self._chain(noise)
         if sequence.high + self.reach > sequence.limit:
@@ -90,28 +90,33 @@ class Grower:
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
         for step in range(self.length):
-            scores = self.extend(tokens[-1]) if step else self.root()
-            tokens.append(draw(scores.log_p, scores.noise(noise))[:, 0])
-            if not self.seeded:
-                laws.append(scores.p[:, 0])
-        return Draft(torch.stack(tokens, 1), None if self.seeded else torch.stack(laws, 1))
+            scores = self.extend(tokens[-1][:, 0]) if step else self.root()
+            tokens.append(draw(scores.log_p, scores.noise(noise)))
+            laws.append(scores.log_p)
+        return Draft(torch.cat(tokens, 1), None if self.seeded else torch.cat(laws, 1).exp())
 
-    def _static(self, noise: Noise, tree: Tree, levels: list[Level]) -> Draft:
+    def _static(self, noise: Noise, tree: Tree, shape: Plan) -> Draft:
         """Fill a fixed shape level by level; nodes without children are never fed."""
-        tokens: list[Tensor] = []
-        valid: list[Tensor] = []
+        drawn: list[Tensor] = []
+        exist: list[Tensor] = []
         laws: list[Tensor] = []
-        scores, alive = self.root(), None
-        for level in levels:
-            if tokens:
-                scores, alive = self.grow(tokens[-1][:, level.fed], level.origin), valid[-1][:, level.fed]
-            codes, exist = draw_distinct(scores.log_p, scores.noise(noise), level.width)
-            here = exist[:, level.parent, level.rank]
-            tokens.append(codes[:, level.parent, level.rank])
-            valid.append(here if alive is None else here & alive[:, level.parent])
-            if not self.seeded:
-                laws.append(struck(scores.p, codes, level.parent, level.rank))
-        return Draft(torch.cat(tokens, 1), None if self.seeded else torch.cat(laws, 1), tree, torch.cat(valid, 1))
+        for level in shape.levels:
+            if not drawn:
+                scores = self.root()
+            elif level.alone:
+                scores = self.extend(drawn[-1].flatten(1)[:, level.fed[0]])
+            else:
+                scores = self.grow(drawn[-1].flatten(1)[:, level.fed], level.origin)
+            codes, found = draw_distinct(scores.log_p, scores.noise(noise), shape.width)
+            drawn.append(codes)
+            exist.append(found)
+            laws.append(scores.log_p)
+        codes = torch.cat(drawn, 1)
+        tokens, found = codes[:, shape.parent, shape.rank], torch.cat(exist, 1)[:, shape.parent, shape.rank]
+        valid = ~(tree.seen & ~found[:, None]).any(-1)
+        return Draft(
+            tokens, None if self.seeded else struck(torch.cat(laws, 1).exp(), codes, shape.parent, shape.rank), tree, valid
+        )
 
     def _dynamic(self, noise: Noise, total: int, levels: int, k: int) -> Draft:
         """EAGLE-2: expand the k most confident nodes of each level by their k best codes, then keep the best `total` nodes."""
@@ -119,71 +124,80 @@ class Grower:
         pool_parents: list[Tensor] = []
         pool_scores: list[Tensor] = []
         scores, offset = self.root(), 0
-        beam_score = scores.log_p.new_zeros(len(scores.log_p), 1)
+        beam_score = scores.log_p.new_zeros(1, 1)
         beam_pool = torch.full_like(beam_score, -1, dtype=torch.long)
         for level in range(1, levels + 1):
             log_q = scores.log_p
             if self.seeded:
                 log_q = (log_q - scores.noise(noise)).log_softmax(-1)
             best = log_q.topk(min(k, log_q.shape[-1]), dim=-1)
-            width = best.values.shape[-1]
-            candidate = (beam_score[..., None] + best.values).flatten(1)
-            tokens = best.indices.flatten(1)
+            candidate, tokens = (beam_score[..., None] + best.values).flatten(1), best.indices.flatten(1)
             pool_tokens.append(tokens)
-            pool_parents.append(beam_pool.repeat_interleave(width, 1))
+            pool_parents.append(beam_pool[..., None].expand_as(best.indices).flatten(1))
             pool_scores.append(candidate)
             if level == levels:
                 break
             keep = candidate.topk(min(k, candidate.shape[1]), dim=1).indices.sort(1).values
             beam_score, beam_pool = candidate.gather(1, keep), offset + keep
-            scores = self.grow(tokens.gather(1, keep), torch.div(keep, width, rounding_mode="floor"))
+            scores = self.grow(tokens.gather(1, keep), keep // best.indices.shape[-1])
             offset += candidate.shape[1]
         scores_all, parents_all = torch.cat(pool_scores, 1), torch.cat(pool_parents, 1)
         kept, new_parents = rank_dynamic(scores_all, parents_all, total)
         self.confidence = scores_all.gather(1, kept)
         valid = self.confidence > -torch.inf
-        return Draft(torch.cat(pool_tokens, 1).gather(1, kept), None, Tree(new_parents), valid)
+        return Draft(torch.cat(pool_tokens, 1).gather(1, kept), None, Tree(new_parents, levels), valid)
 
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a static tree. fed [W]: the nodes of the level above that have children, by their place in that level; origin
-    [1, W]: the rows of the Scores above that those are children of; parent [L]: the row of this level's Scores that each node is
-    a child of; rank [L]: its place among its siblings; width: the most siblings."""
+    """One level of a static tree: the nodes of the level above that have children. fed [W]: their places among all codes drawn
+    for that level (row * width + rank); origin [1, W]: the rows of the Scores above that those are children of; alone: whether
+    the level above and all before it feed one node each."""
 
     fed: Tensor
     origin: Tensor
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a static tree of K nodes is filled. width: the most siblings; parent [K]: the row, among those of all levels' Scores,
+    that each node is a child of; rank [K]: its place among its siblings."""
+
+    levels: list[Level]
+    width: int
     parent: Tensor
     rank: Tensor
-    width: int
 
 
-def plan(tree: Tree) -> list[Level]:
-    """What the levels of a static tree [1, K] need, once. Nodes are in order of depth."""
-    parents, depth, order = tree.parents[0], tree.depth[0], tree.order[0]
-    if bool((depth.diff() < 0).any()):
+def plan(tree: Tree) -> Plan:
+    """What filling a static tree [1, K] needs, once. Nodes are in order of depth."""
+    parents, depth, rank = tree.parents[0].tolist(), tree.depth[0].tolist(), tree.order[0].tolist()
+    if depth != sorted(depth):
         raise ValueError("the nodes of a static tree must stand in order of depth")
-    grown = torch.zeros(len(parents) + 1, dtype=torch.bool, device=parents.device)
-    grown[parents + 1] = True
-    row = torch.zeros(len(parents) + 1, dtype=torch.long, device=parents.device)  # of a fed node in its level's Scores
-    above = parents.new_full((1,), -1)  # the root
+    device, width = tree.parents.device, max(rank, default=0) + 1
+    row = {-1: 0}  # of a node that has children, in the Scores that follow it
+    place: dict[int, int] = {}  # of a node among the codes drawn for its level
+    parent: list[int] = []
     levels: list[Level] = []
+    above, before = [-1], 0
     for level in range(1, tree.levels + 1):
-        members = (depth == level).nonzero()[:, 0]
-        fed = grown[above + 1].nonzero()[:, 0]
-        origin = row[parents[above[fed]] + 1] if levels else fed
-        row[above[fed] + 1] = torch.arange(len(fed), device=parents.device)
-        rank = order[members]
-        levels.append(Level(fed, origin[None], row[parents[members] + 1], rank, int(rank.max()) + 1))
-        above = members
-    return levels
+        fed = [node for node in above if node in parents]
+        origin = [row[parents[node]] for node in fed] if levels else [0]
+        row.update({node: number for number, node in enumerate(fed)})
+        alone = len(fed) == 1 and all(each.alone for each in levels)
+        places = [place.get(node, 0) for node in fed]
+        levels.append(Level(torch.tensor(places, device=device), torch.tensor([origin], device=device), alone))
+        above = [node for node, deep in enumerate(depth) if deep == level]
+        place.update({node: row[parents[node]] * width + rank[node] for node in above})
+        parent += [before + row[parents[node]] for node in above]
+        before += len(fed)
+    return Plan(levels, width, torch.tensor(parent, device=device), tree.order[0])
 
 
 def struck(p: Tensor, codes: Tensor, parent: Tensor, rank: Tensor) -> Tensor:
     """Law of each sibling given the ones drawn before it: p [B, M, V], codes [B, M, C]; parent, rank [L] -> [B, L, V]."""
-    laws = p[:, parent]
-    for earlier in range(int(rank.max()) if len(rank) else 0):
-        later = rank > earlier
-        without = laws.scatter(2, codes[:, parent, earlier][..., None], 0.0)
-        laws = torch.where(later[:, None], without, laws)
+    laws, codes = p[:, parent], codes[:, parent]
+    earlier = torch.arange(codes.shape[2], device=rank.device) < rank[:, None]
+    laws.scatter_(2, codes, laws.gather(2, codes).masked_fill_(earlier, 0.0))
     return normalised(laws, laws)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..layout import ChainLayouts, Layout
 from ..noise import Noise
-from ..sampling import apply_grammar, guide, warp, widen
+from ..sampling import apply_grammar, guide, rows_at, warp, widen
 from ..sequence import Sequence
 from ..tree import Tree
 from ..types import Draft, Scores
@@ -98,10 +98,7 @@ class HeadDrafter(Grower):
         """Draft K tokens after the last committed one."""
         own, before = self.own, self.own.model_seconds
         self._sequence = sequence
-        column = own.steps(own.limit)
-        fed = torch.minimum(own.cached, sequence.length - 1)
-        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
-        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
+        own.follow(sequence)
         draft = self.draft(sequence, noise)
         sequence.draft_seconds += own.model_seconds - before
         return draft
@@ -114,22 +111,18 @@ class HeadDrafter(Grower):
         if own.prefix is not None:
             self.head.prefill(self.target, own, sequence.cache.hidden[:, : sequence.prompt])
             own.prefix = None
-        even = own.low == own.high
-        if even:
+        if own.low == own.high:
             columns = own.steps(own.low)[own.low - own.pending :].expand(len(own.length), -1)
             layout = self._plans.even(own.low - own.pending, columns)
-            tier, base = layout.tier, self._plans.padding[..., : layout.tier]
         else:
             columns = (own.length[:, None] - own.pending + own.steps(own.pending)).clamp_(min=0)
             tier = min(-(-(own.prompt + own.high) // TIER) * TIER, self._cache.slots)
             done = (own.length >= own.limit)[:, None].expand_as(columns) if own.high >= own.limit else None
             layout = self._plans.ragged(columns, tier, done)
-            past = self._plans.keys[:tier] < own.length.repeat(self._repeat)[:, None, None, None]
-            base = torch.where(past, self._plans.padding[..., :tier], self._plans.never)
         hidden = self._step(own.tokens.gather(1, columns), self._features(sequence, columns), layout)
         # What was read with a feature that is not final is read again.
         own.cached = torch.minimum(own.length, sequence.cached + 1)
-        self._hidden, self._tier, self._base = hidden[:, -1:], tier, base[..., own.scratch :]
+        self._hidden, self._tier, self._base = hidden[:, -1:], layout.tier, layout.mask[:, :, -1:, own.scratch :]
         self._seen, self._depth, self._first = self._single.new_full((1, 1, own.scratch), -torch.inf), 0, 0
         self._place = (own.length - 1)[:, None]
         return self._scores()
@@ -144,8 +137,8 @@ class HeadDrafter(Grower):
             rows = max(len(origin), len(self._seen))
             origin = origin.expand(rows, -1)
             seen = self._seen.expand(rows, -1, -1).gather(1, origin[..., None].expand(-1, -1, own.scratch))
-            origin = origin.expand(len(tokens), -1).repeat(self._repeat, 1)
-            features = self._hidden.gather(1, origin[..., None].expand(-1, -1, self._hidden.shape[-1]))
+            origin = origin.expand(len(tokens), -1)
+            features = rows_at(self._hidden, origin.repeat(self._repeat, 1) if self._repeat > 1 else origin)
         else:
             seen, features = self._seen, self._hidden
         self._seen = torch.maximum(seen, self._single[self._first : last])
@@ -196,10 +189,8 @@ class HeadDrafter(Grower):
         if cache is None or bare is None:
             raise ValueError("no features here")
         source = self.sources(sequence, columns)
-        source = source.repeat(self._repeat, 1)
-        first = torch.arange(cache.rows, device=source.device)[:, None] * cache.slots
-        flat = (source + sequence.prompt).clamp_(min=0) + first
-        features = cache.hidden.view(cache.rows * cache.slots, -1)[flat]
+        source = source.repeat(self._repeat, 1) if self._repeat > 1 else source
+        features = cache.hidden_at((source + sequence.prompt).clamp_(min=0))
         if self.own.low <= self.own.pending or sequence.pending > 1:
             features = features.masked_fill(((source < 0) & bare[:, None])[..., None], 0.0)
         return features

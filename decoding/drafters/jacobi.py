@@ -15,7 +15,7 @@ from torch import Tensor
 from ..noise import DRAFT, DRAW, TAIL, Noise
 from ..planner import Planner
 from ..rules import normalised, point_mass
-from ..sampling import draw, inverse_cdf
+from ..sampling import draw, inverse_cdf, rows_at
 from ..sequence import Sequence
 from ..types import Draft, Scores, Verdict, pick, row
 
@@ -79,7 +79,7 @@ class JacobiLaws:
                 law = torch.where(self.spread[..., None], 1.0 / self.vocabulary, law)
             if self.old is not None:
                 log_p, rows = self.old
-                law = torch.where(self.new[..., None], law, log_p.gather(1, rows[..., None].expand(shape)).exp())
+                law = torch.where(self.new[..., None], law, rows_at(log_p, rows).exp())
             self._dense = law
         return self._dense
 
@@ -265,4 +265,4 @@ class JacobiDrafter:
         if self._laws is None:
             raise ValueError("no law is known before the first forward")
         ring = self._laws.shape[1] - 1
-        return self._laws.gather(1, (index % ring)[..., None].expand(-1, -1, self.vocabulary))
+        return rows_at(self._laws, index % ring)

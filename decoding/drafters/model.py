@@ -51,7 +51,7 @@ class ModelDrafter(Grower):
             planner.begin()
         self._empty = no_draft(len(own.length), own.length.device)
         self._grown = self._empty
-        self._level = 0
+        self._level = self._height = 0
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
         """Draft K tokens after the last committed one."""
@@ -59,7 +59,7 @@ class ModelDrafter(Grower):
             self.length = self.planner.choose()
             if self.length == 0:
                 return self._empty
-        self._follow(sequence)
+        self.own.follow(sequence)
         before = self.own.model_seconds
         draft = self.draft(sequence, noise)
         sequence.draft_seconds += self.own.model_seconds - before
@@ -72,7 +72,7 @@ class ModelDrafter(Grower):
 
     def root(self) -> Scores:
         """One forward over the pending columns."""
-        self._grown, self._level = self._empty, 0
+        self._grown, self._level, self._height = self._empty, 0, 0
         return self._score(self._empty)
 
     def grow(self, tokens: Tensor, origin: Tensor) -> Scores:
@@ -81,7 +81,8 @@ class ModelDrafter(Grower):
         if grown.tree is not None:
             parents = torch.cat((grown.tree.parents.expand(len(parents), -1), parents), 1)
         self._level = grown.nodes + 1
-        self._grown = Draft(torch.cat((grown.tokens, tokens), 1), tree=Tree(parents))
+        self._height += 1
+        self._grown = Draft(torch.cat((grown.tokens, tokens), 1), tree=Tree(parents, self._height))
         scores, width = self._score(self._grown), tokens.shape[1]
         return Scores(scores.log_p[:, -width:], scores.index[:, -width:], scores.span)
 
@@ -90,19 +91,11 @@ class ModelDrafter(Grower):
         self._append(token)
         return self._score(self._empty)
 
-    def _follow(self, sequence: Sequence) -> None:
-        """Adopt the committed tokens; the cache stays valid up to the first column that was fed something else."""
-        own = self.own
-        column = own.steps(own.limit)
-        fed = torch.minimum(own.cached, sequence.length - 1)
-        wrong = (own.tokens != sequence.tokens) | (column >= fed[:, None])
-        own.adopt(sequence.tokens.clone(), sequence.length, torch.where(wrong, column, own.limit).min(1).values)
-
     def _score(self, draft: Draft) -> Scores:
         """One forward of the draft model, which feeds it all of its own tokens that are not cached yet."""
         self.draft_forwards += 1
         scores = self.model.score(self.own, draft)
-        self.own.cached = self.own.length
+        self.own.cached, self.own.pending = self.own.length, 1
         return scores
 
     def _append(self, token: Tensor) -> None:
