@@ -36,8 +36,8 @@ CASES = (
     Case("speculative", {"rule": "exact", "tree": "chain"}, label="speculative chain"),
     Case("speculative", {"rule": "exact", "tree": "static"}, label="speculative static tree"),
     Case("speculative", {"rule": "exact", "tree": "dynamic"}, label="speculative dynamic tree"),
-    Case("cool_sd", {"rule": "seeded", "draft_length": 4}, label="head chain, seeded"),
-    Case("cool_sd", {"rule": "exact", "draft_length": 4}, label="head chain, exact"),
+    Case("cool_sd", {"rule": "seeded", "draft_length": 3}, label="head chain, seeded"),
+    Case("cool_sd", {"rule": "exact", "draft_length": 3}, label="head chain, exact"),
     Case("cool_sd", label="cool-sd"),
     Case("vvs", label="vvs"),
 )
