@@ -102,11 +102,6 @@ class Sequence:
         else:
             self.low, self.high = torch.stack(torch.aminmax(self.length)).tolist()
 
-    def adopt(self, tokens: Tensor, length: Tensor, cached: Tensor) -> None:
-        """Take over another sequence's tokens [B, N + 1] and lengths [B]; the first cached [B] of them are known here already."""
-        self.tokens, self.length, self.cached, self._uneven = tokens, length, cached, True
-        self.refresh()
-
     def follow(self, other: Sequence) -> None:
         """Take over another sequence's tokens; columns stay cached up to the first one that was fed something else here."""
         column, fed = self.steps(self.limit), torch.minimum(self.cached, other.length - 1)

@@ -88,10 +88,11 @@ class HeadDrafter(Grower):
         self.head, self.target, self.own, self.stale = head, target, own, stale
         self._cache, self._repeat = cache, cache.rows // len(own.length)
         self._plans = ChainLayouts(pad, own.prompt, cache.slots, cache.keys.dtype)
-        # Additive masks: row k shows drafted node k alone.
-        self._single = torch.full((own.scratch, own.scratch), -torch.inf, dtype=cache.keys.dtype, device=pad.device)
-        self._single.fill_diagonal_(0.0)
+        # Additive masks: row k shows drafted node k alone; of a chain, all nodes up to k.
+        hidden = torch.full((own.scratch, own.scratch), -torch.inf, dtype=cache.keys.dtype, device=pad.device)
+        self._single, self._lower = hidden.clone().fill_diagonal_(0.0), hidden.triu(1)[None]
         self._rows = torch.arange(cache.rows, device=pad.device)[:, None] * cache.slots
+        self._flat = [(self._rows + node).flatten() for node in range(own.scratch)]
         self._sequence: Sequence | None = None
 
     def propose(self, sequence: Sequence, noise: Noise) -> Draft:
@@ -125,6 +126,20 @@ class HeadDrafter(Grower):
         self._hidden, self._tier, self._base = hidden[:, -1:], layout.tier, layout.mask[:, :, -1:, own.scratch :]
         self._seen, self._depth, self._first = self._single.new_full((1, 1, own.scratch), -torch.inf), 0, 0
         self._place = (own.length - 1)[:, None]
+        return self._scores()
+
+    def extend(self, token: Tensor) -> Scores:
+        """See `Grower.extend`."""
+        node = self._first
+        if node == len(self._flat):
+            raise ValueError(f"the draft feeds {node + 1} nodes and the head's cache has room for {node}")
+        if node == 0:
+            rows = self._cache.rows
+            base = self._base.expand(rows, -1, len(self._flat), -1)
+            self._chain = torch.cat((self._lower.expand(rows, 1, -1, -1), base), -1)
+        self._depth, self._first, self._seen = self._depth + 1, node + 1, self._lower[:, node : node + 1]
+        layout = Layout(self._place + self._depth, self._flat[node], self._chain[:, :, node : node + 1], self._tier)
+        self._hidden = self._step(token[:, None], self._hidden, layout)
         return self._scores()
 
     def grow(self, tokens: Tensor, origin: Tensor) -> Scores:

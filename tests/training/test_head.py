@@ -56,9 +56,11 @@ def test_unrolled_steps_are_what_drafting_computes(own):
         predictions = Unrolled(head, target, depth)(both, twice, features)
         conditioning = target.condition(words, None, True)
         sequence = target.begin(conditioning, GRID, sampling, 8)
-        sequence.adopt(torch.nn.functional.pad(tokens, (1, 0)), torch.full((2,), length), torch.zeros(2, dtype=torch.long))
+        sequence.tokens, sequence.length, sequence._uneven = torch.nn.functional.pad(tokens, (1, 0)), torch.full((2,), length), True
+        sequence.refresh()
         target.features(sequence, Draft(tokens[:, :0]))
-        sequence.adopt(sequence.tokens, sequence.length, sequence.length - 1)
+        sequence.cached, sequence._uneven = sequence.length - 1, True
+        sequence.refresh()
         drafter = HeadDrafter(head, target, head.begin(target, conditioning, GRID, sampling, 8), length=0)
         drafter.propose(sequence, Noise(torch.arange(2)))
         drafter._sequence = sequence
