@@ -56,7 +56,8 @@ def test_unrolled_steps_are_what_drafting_computes(own):
         predictions = Unrolled(head, target, depth)(both, twice, features)
         conditioning = target.condition(words, None, True)
         sequence = target.begin(conditioning, GRID, sampling, 8)
-        sequence.tokens, sequence.length, sequence._uneven = torch.nn.functional.pad(tokens, (1, 0)), torch.full((2,), length), True
+        sequence.tokens, sequence.length = torch.nn.functional.pad(tokens, (1, 0)), torch.full((2,), length)
+        sequence._uneven = True
         sequence.refresh()
         target.features(sequence, Draft(tokens[:, :0]))
         sequence.cached, sequence._uneven = sequence.length - 1, True
