@@ -136,9 +136,9 @@ class HeadDrafter(Grower):
         if node == 0:
             rows = self._cache.rows
             base = self._base.expand(rows, -1, len(self._flat), -1)
-            self._chain = torch.cat((self._lower.expand(rows, 1, -1, -1), base), -1)
+            self._chained = torch.cat((self._lower.expand(rows, 1, -1, -1), base), -1)
         self._depth, self._first, self._seen = self._depth + 1, node + 1, self._lower[:, node : node + 1]
-        layout = Layout(self._place + self._depth, self._flat[node], self._chain[:, :, node : node + 1], self._tier)
+        layout = Layout(self._place + self._depth, self._flat[node], self._chained[:, :, node : node + 1], self._tier)
         self._hidden = self._step(token[:, None], self._hidden, layout)
         return self._scores()
 
