@@ -234,12 +234,13 @@ def plot(figure: Any, groups: dict[str, list[Result]]) -> None:
         tints = ["#0072b2" if result.totals.exact else "#d55e00" for result in results]
         axis.barh(places, middle, xerr=[low, high], color=tints, ecolor="#444444", capsize=2, height=0.62)
         forwards = [result.totals.tokens_per_forward for result in results]
-        axis.plot(forwards, places, "D", color="#009e73", markersize=5, label="tokens per forward")
+        axis.plot(forwards, places, "D", color="#009e73", markersize=5)
         names = [f"{result.name} ({median(result.engine):.0%})" for result in results]
         axis.set_yticks(places, names, fontsize=9)
         axis.axvline(1, color="#888888", linewidth=0.8, linestyle=":")
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(title, fontsize=11)
-        axis.set_xlabel("speed-up over plain decoding")
-    axes.flat[0].legend(frameon=False, fontsize=8, loc="lower right")
-    figure.suptitle("Speed-up (blue: exact, orange: relaxed; in brackets: the engine's share of the time)")
+        axis.set_xlabel("speed-up over plain decoding; tokens per forward")
+    figure.suptitle(
+        "Speed-up (bars; blue: exact, orange: relaxed; in brackets: the engine's share of time) and tokens per forward (marks)"
+    )
