@@ -301,8 +301,8 @@ def train_head(
 
     Args:
         family: folder with `target`, e.g. models/demo.
-        size: "full" for a GPU; "short" for a CPU (a sixteenth of the pictures, a twenty-fourth of the passes), for a head that agrees less; "smoke", which runs
-            through every stage in seconds and drafts nothing useful.
+        size: "full" for a GPU; "short" for a CPU (a sixteenth of the pictures, a twenty-fourth of the samples), for a head that
+            agrees less; "smoke", which runs through every stage in seconds and drafts nothing useful.
         work_dir: checkpoints, kept; default `<family>.head.work`.
         out_dir: the head's folder; default `<family>/draft_head`, and then the family's index names it.
         resume: continue from the checkpoints in `work_dir`; False starts over.
