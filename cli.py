@@ -239,12 +239,13 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a few cases once: to see that it works, not to quote")
     parser.add_argument("--repeats", type=arguments.count, help="rounds of timing (default: 5)")
     parser.add_argument("--pictures", type=arguments.count, help="pareto, cool_sd, vvs: pictures per setting (default: 400)")
-    parser.add_argument(
+    halves = parser.add_mutually_exclusive_group()
+    halves.add_argument(
         "--draw-only",
         action="store_true",
         help="pareto, cool_sd, vvs: draw and judge, on a GPU say; the same command without this, elsewhere, times what was drawn",
     )
-    parser.add_argument(
+    halves.add_argument(
         "--drawn", action="store_true", help="pareto, cool_sd, vvs: time and report what is drawn so far, and draw nothing"
     )
     parser.add_argument("--out", type=Path, default=Path("."), metavar="DIR", help="folder for JSON and plot (default: .)")
@@ -253,7 +254,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """Run one bench: print its tables, write JSON and plot."""
-    from .bench import arguments, harness
+    from .bench import arguments, harness, quality
 
     run = harness.bench(options.name)
     harness.check_plotting()
@@ -262,7 +263,7 @@ def bench(options: argparse.Namespace) -> None:
     partial = options.out / f"bench-{options.name}.partial.json"
     resumed: dict[str, Any] = {}
     if harness.resumes(run):
-        resumed = {"count": options.pictures, "partial": partial, "drawn_only": options.drawn}
+        resumed = {"drawing": quality.Drawing(options.pictures, partial, options.drawn)}
     elif options.pictures or options.draw_only or options.drawn:
         raise UsageError(f"--pictures, --draw-only and --drawn are for pareto, cool_sd and vvs, not for {options.name}")
     repeats = 0 if options.draw_only else options.repeats or (1 if options.quick else 5)

@@ -7,13 +7,12 @@ measured; finished settings are kept as in `pareto`.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from .cases import Case, Family
 from .harness import Report, measure, prompts_for
 from .pareto import WINDOW, Sweep, curves
-from .quality import CALL, HEADERS, Point, available, default_count
+from .quality import ANEW, CALL, HEADERS, Drawing, Point, available
 from .quality import measure as measure_quality
 
 DELTAS = (1.1, 2.0, 3.0)
@@ -46,19 +45,12 @@ def neighbours() -> list[Sweep]:
     ]
 
 
-def run(
-    family: Family,
-    quick: bool,
-    repeats: int,
-    count: int | None = None,
-    partial: Path | None = None,
-    drawn_only: bool = False,
-) -> Report:
-    """All ablations; count, partial, drawn_only: see `quality.measure`."""
+def run(family: Family, quick: bool, repeats: int, drawing: Drawing = ANEW) -> Report:
+    """All ablations."""
     groups = {"schedule": schedules(), "residual": residuals(), "SJD": neighbours()}
     planned = {name: [s for sweep in sweeps for s in sweep.settings(quick)] for name, sweeps in groups.items()}
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "cool_sd", drawn_only)
+    points = measure_quality(family, settings, quick, repeats, drawing, "cool_sd")
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     cooled = [point for point in parts["schedule"] if point.series == "exponential"]

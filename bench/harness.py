@@ -35,7 +35,7 @@ def benches() -> tuple[str, ...]:
 
 
 def bench(name: str) -> Callable[..., Report]:
-    """The `run` of a bench: (family, quick, repeats), and partial where it `resumes`.
+    """The `run` of a bench: (family, quick, repeats), and a `quality.Drawing` where it `resumes`.
 
     Raises ValueError that names the nearest one.
     """
@@ -48,8 +48,8 @@ def bench(name: str) -> Callable[..., Report]:
 
 
 def resumes(run: Callable[..., Report]) -> bool:
-    """Whether a bench keeps its finished parts in a file `partial` and goes on from there."""
-    return "partial" in inspect.signature(run).parameters
+    """Whether a bench keeps its finished settings in a file and goes on from there."""
+    return "drawing" in inspect.signature(run).parameters
 
 
 def check_plotting() -> None:

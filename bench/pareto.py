@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .cases import Case, Family
 from .harness import Report
-from .quality import CALL, HEADERS, Point, Setting, available, default_count, measure
+from .quality import ANEW, CALL, HEADERS, Drawing, Point, Setting, available, measure
 
 MARKS = "osD^"
 COLOURS = (
@@ -74,17 +73,10 @@ SWEEPS = (
 )
 
 
-def run(
-    family: Family,
-    quick: bool,
-    repeats: int,
-    count: int | None = None,
-    partial: Path | None = None,
-    drawn_only: bool = False,
-) -> Report:
-    """Measure every sweep the folder has the components for; count, partial, drawn_only: see `quality.measure`."""
+def run(family: Family, quick: bool, repeats: int, drawing: Drawing = ANEW) -> Report:
+    """Measure every sweep the folder has the components for."""
     settings, notes = available(family, [setting for sweep in SWEEPS for setting in sweep.settings(quick)])
-    points = measure(family, settings, count or default_count(quick), repeats, partial, drawn_only=drawn_only)
+    points = measure(family, settings, quick, repeats, drawing)
     title = f"{points[0].pictures} pictures per setting, T = 1, full vocabulary; speed-up of one picture at a time"
     tables = [(title, HEADERS, [point.row() for point in points])]
     data = {"points": [point.to_dict() for point in points]}

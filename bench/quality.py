@@ -49,6 +49,19 @@ HEADERS = tuple("setting;speed-up;TPF;length;expected;accepted;divergence;log p 
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """How a bench draws its settings. count: pictures of each (None: `COUNT`, or `QUICK` when quick); partial: file of finished
+    settings; drawn_only: leave out what is not in that file."""
+
+    count: int | None = None
+    partial: Path | None = None
+    drawn_only: bool = False
+
+
+ANEW = Drawing()
+
+
+@dataclass(frozen=True)
 class Setting:
     """One point of a plot: a case, the series it belongs to, and the value of the knob that tells it from its neighbours."""
 
@@ -152,11 +165,6 @@ class Partial:
         temporary.replace(self.path)
 
 
-def default_count(quick: bool) -> int:
-    """Pictures per setting."""
-    return QUICK if quick else COUNT
-
-
 def key_of(family: Family, count: int) -> dict[str, Any]:
     """What drawn settings depend on, wherever they were drawn: the model's weights, the pictures, the sampling."""
     files = sorted(family.folder.rglob("*.safetensors"))
@@ -180,33 +188,28 @@ def available(family: Family, settings: Sequence[Setting]) -> tuple[list[Setting
 
 
 def measure(
-    family: Family,
-    settings: Sequence[Setting],
-    count: int,
-    repeats: int,
-    partial: Path | None = None,
-    tag: str = "",
-    drawn_only: bool = False,
+    family: Family, settings: Sequence[Setting], quick: bool, repeats: int, drawing: Drawing, tag: str = ""
 ) -> list[Point]:
     """Draw, judge and time every setting, plain decoding (the floor) first.
 
     Args:
-        settings: what to measure; names must differ. count: pictures per setting. repeats: timed pictures per setting; with 0
-            nothing is timed, and a later call with the same `partial`, on any machine, times what was drawn.
-        partial: file of finished settings. tag: told to the progress bar. drawn_only: leave out what is not in that file.
+        settings: what to measure; names must differ. quick: a few pictures. repeats: timed pictures per setting; with 0 nothing
+            is timed, and a later call with the same `drawing.partial`, on any machine, times what was drawn.
+        drawing: see there. tag: told to the progress bar.
 
     Returns:
         one point per setting, `PLAIN` in front.
     """
     pictures.check(family)
+    count = drawing.count or (QUICK if quick else COUNT)
     settings = [PLAIN, *settings]
     if len({setting.name for setting in settings}) < len(settings):
         raise ValueError("two settings of this bench have the same name")
-    kept = Partial(partial, key_of(family, count))
-    if drawn_only:
+    kept = Partial(drawing.partial, key_of(family, count))
+    if drawing.drawn_only:
         settings = [setting for setting in settings if setting.name in kept.done]
         if not settings:
-            raise ValueError(f"{partial} holds no finished setting of this model with {count} pictures")
+            raise ValueError(f"{drawing.partial} holds no finished setting of this model with {count} pictures")
     bar = tqdm(total=(len(settings) + 1) * count, unit=" pictures", mininterval=5, desc=tag, disable=None)
     if "reference" not in kept.done:
         drawn = draw(family, PLAIN.case, count, 0, bar)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from ..pipelines.vvs import Paths, SkippingDrafter
 from .cases import Case, Family
 from .harness import Report, prompts_for
 from .pareto import Sweep, curves
-from .quality import CALL, Point, Setting, available, default_count
+from .quality import ANEW, CALL, Drawing, Point, Setting, available
 from .quality import measure as measure_quality
 
 HEADERS = ("setting", "TPF", "length", "skipped", "speed-up", "divergence", "log p lost", "names")
@@ -227,18 +226,11 @@ TITLES = {
 }
 
 
-def run(
-    family: Family,
-    quick: bool,
-    repeats: int,
-    count: int | None = None,
-    partial: Path | None = None,
-    drawn_only: bool = False,
-) -> Report:
-    """All ablations; count, partial, drawn_only: see `quality.measure`."""
+def run(family: Family, quick: bool, repeats: int, drawing: Drawing = ANEW) -> Report:
+    """All ablations."""
     planned = groups(quick)
     settings, notes = available(family, [setting for part in planned.values() for setting in part])
-    points = measure_quality(family, settings, count or default_count(quick), repeats, partial, "vvs", drawn_only)
+    points = measure_quality(family, settings, quick, repeats, drawing, "vvs")
     found = {point.name: point for point in points}
     parts = {name: [found[s.name] for s in part if s.name in found] for name, part in planned.items()}
     tables = [(TITLES[name], HEADERS, [row(point) for point in (points[0], *part)]) for name, part in parts.items()]

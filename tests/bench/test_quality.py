@@ -14,7 +14,7 @@ from foredraft import cli
 from foredraft.bench import cool_sd, harness, pareto, pictures, quality, report, vvs
 from foredraft.bench.cases import Family
 from foredraft.bench.pareto import SWEEPS, Sweep
-from foredraft.bench.quality import Partial, Point, Setting, divergence, histogram, jensen_shannon
+from foredraft.bench.quality import Drawing, Partial, Point, Setting, divergence, histogram, jensen_shannon
 from foredraft.bench.report import Totals
 from foredraft.models.codecs.vq import VQCodec
 from foredraft.models.embedded import EmbeddedTarget, WordTokenizer
@@ -145,7 +145,7 @@ def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monke
     """Ended after some settings, the bench draws only the others, and says the same in the end; timing may come later."""
     path = tmp_path / "some.partial.json"
     settings = [setting for sweep in pareto.SWEEPS for setting in sweep.settings(True)]
-    whole = quality.measure(family, settings, quality.QUICK, 1)
+    whole = quality.measure(family, settings, True, 1, Drawing())
     drawn: list[str] = []
     real = quality.judge
 
@@ -157,13 +157,13 @@ def test_settings_are_resumed(family: Family, small: None, tmp_path: Path, monke
 
     monkeypatch.setattr(quality, "judge", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quality.measure(family, settings, quality.QUICK, 0, path)
+        quality.measure(family, settings, True, 0, Drawing(partial=path))
     assert len(json.loads(path.read_text())["done"]) == 4, "three settings and the reference"
-    assert [len(each.speedups) for each in quality.measure(family, settings, quality.QUICK, 0, path, drawn_only=True)] == [0] * 3
-    timed = quality.measure(family, settings, quality.QUICK, 1, path, drawn_only=True)
+    assert [len(each.speedups) for each in quality.measure(family, settings, True, 0, Drawing(None, path, True))] == [0] * 3
+    timed = quality.measure(family, settings, True, 1, Drawing(None, path, True))
     assert [len(each.speedups) for each in timed] == [0, 1, 1] and timed[1].name == settings[0].name
     drawn.append("resumed")
-    again = quality.measure(family, settings, quality.QUICK, 1, path)
+    again = quality.measure(family, settings, True, 1, Drawing(partial=path))
     assert drawn[4:] == [setting.name for setting in settings[2:]]
     for one, other in zip(whole, again, strict=True):
         assert replace(one, speedups=[], totals=replace(one.totals, engine_share=0)) == replace(
